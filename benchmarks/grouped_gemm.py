@@ -26,14 +26,7 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness import exact
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import (
-    JaxPeer,
-    Peer,
-    Role,
-    jax_call,
-    on_gpu,
-    pinned_implementation,
-)
+from benchmarks.harness.peer import JaxPeer, Peer, Role, jax_call, on_gpu, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 
@@ -94,12 +87,10 @@ TINY = {"tiny": random_problems(5, 8, 40, 8, seed=0)}
 
 
 def loop(lhs: list[jax.Array], rhs: list[jax.Array], precision: str) -> list[jax.Array]:
-    """One product after the other."""
     return [jnp.matmul(a, b, precision=precision) for a, b in zip(lhs, rhs, strict=True)]
 
 
 def ours(variant: str, precision: str) -> Callable[..., Sequence[jax.Array]]:
-    """The public function with the options of a variant."""
     implementation = pinned_implementation()
     options = dict(implementation=implementation, precision=precision)
     return functools.partial(jgg.grouped_gemm, **options, **VARIANTS[variant])
@@ -145,7 +136,6 @@ def peers(kind: Kind) -> list[Peer]:
 
 
 def work(name: str, problems: Sequence[Problem], kind: Kind, seed: Sequence[int]) -> Workload:
-    """A list of products, judged by its worst element."""
 
     def random(side: int, shapes: Sequence[tuple[int, int]]) -> list[jax.Array]:
         return [exact.normal(x, kind.dtype, (*seed, side, i)) for i, x in enumerate(shapes)]

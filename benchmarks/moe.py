@@ -81,7 +81,6 @@ class Problem:
 
     @property
     def is_step(self) -> bool:
-        """Whether the gradients are wanted too."""
         return self.op == "moe_step"
 
 
@@ -127,7 +126,6 @@ PARTS = (
 
 
 def part_of(kernel: str) -> str:
-    """The part of the layer that a kernel of this name is."""
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
@@ -229,7 +227,6 @@ def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
 
 
 def memory_table(records: Sequence[Mapping]) -> str:
-    """Temporary memory in MiB, a row a case."""
     rows = [
         f"{record['case']:26}"
         + "".join(

@@ -87,7 +87,6 @@ class Iteration(JaxPeer):
 
 
 def iterations() -> list[Peer]:
-    """All that orthogonalises."""
 
     def ours(**options):
         return functools.partial(orthogonalize, implementation=pinned_implementation(), **options)
@@ -134,7 +133,6 @@ class OptimizerStep(Peer):
 
 
 def steps() -> list[Peer]:
-    """Optimisers of the same parameters."""
 
     def ours(**options):
         return lambda: muon(0.02, implementation=pinned_implementation(), **options)
@@ -161,7 +159,6 @@ def steps() -> list[Peer]:
 
 
 def flops(shapes: Sequence[Shape]) -> int:
-    """FLOPs of the standard iteration with full products."""
     return STEPS * sum(g * (4 * n * n * m + 2 * n**3) for g, n, m in shapes)
 
 

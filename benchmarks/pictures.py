@@ -56,7 +56,6 @@ def read(stem: str) -> dict:
 
 
 def title(results: Mapping) -> str:
-    """What was measured, on what."""
     jax_version = results["machine"]["packages"]["jax"]
     return f"{results['device']}, JAX {jax_version}, commit {results['commit']}"
 
@@ -80,7 +79,6 @@ def by_op(records: Sequence[Mapping]) -> dict[str, list[Mapping]]:
 
 
 def in_rows(values: Sequence[float]) -> list[float]:
-    """The most of each row of panels."""
     return [max(values[i : i + COLUMNS]) for i in range(0, len(values), COLUMNS)]
 
 
@@ -300,7 +298,6 @@ def losses() -> plt.Figure:
 
 
 def muon() -> plt.Figure:
-    """Whole steps of optimisers, in milliseconds."""
     found = [case for case in cases("muon").values() if case["op"] == "step"]
     labels = {"adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
     figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")

@@ -74,12 +74,10 @@ UPDATES = {
 
 
 def product(a, b):
-    """A @ B^H of each matrix."""
     return jnp.einsum("gik,gjk->gij", a, b.conj())
 
 
 def mirrored(p):
-    """P + P^H."""
     return p + jnp.swapaxes(p, 1, 2).conj()
 
 
@@ -95,7 +93,6 @@ EXPRESSIONS: dict[bool, dict[str, tuple[Role, Callable[..., jax.Array]]]] = {
 
 
 def ours(update: Update, **options) -> Callable[..., jax.Array]:
-    """The public function as a function of both operands."""
     functions = {
         (False, False): jgg.grouped_syrk,
         (True, False): jgg.grouped_syr2k,
@@ -162,7 +159,6 @@ def peers(update: Update) -> list[Peer]:
 
 
 def work(update: Update, shape: Shape, seed: Sequence[int]) -> Workload:
-    """An update of random stacks, judged by its lower triangles."""
     a, b = (exact.normal(shape, update.dtype, (*seed, i)) for i in range(2))
     expected = exact.triangles(a, b if update.two_operands else None)
     judge = exact.judged(
@@ -193,7 +189,6 @@ def work(update: Update, shape: Shape, seed: Sequence[int]) -> Workload:
 
 
 def named(shape: Shape) -> str:
-    """A shape's name in the results."""
     return "x".join(map(str, shape))
 
 

@@ -47,34 +47,28 @@ MIB, GIB = 2**20, 2**30
 
 @functools.cache
 def cases(topic: str) -> dict[str, Mapping]:
-    """The cases of a topic's records by name."""
     found = load([RESULTS / f"{stem}.json" for stem in RECORDS[topic]])
     return {case["case"]: case for case in found["cases"]}
 
 
 def case(topic: str, name: str) -> Mapping:
-    """One of them, or an empty one."""
     return cases(topic).get(name, NO_CASE)
 
 
 def ours(case: Mapping) -> Mapping:
-    """What was measured of ours."""
     return case["peers"]["ours"]
 
 
 def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
-    """A peer's ratios to us in all cases of some ops."""
     found = [case for case in cases(topic).values() if case["op"] in ops]
     return [case["ratios"][peer] for case in found if peer in case["ratios"]]
 
 
 def memory_of(peer: str, shape: str, op: str) -> int:
-    """Bytes that XLA plans besides operands and result."""
     return cases("memory")[f"{shape}/{op}/memory"]["peers"][peer]["temporary_bytes"]
 
 
 def commits(topic: str) -> str:
-    """The commits of a topic's records."""
     stems = RECORDS[topic]
     found = (json.loads((RESULTS / f"{stem}.json").read_text())["commit"] for stem in stems)
     return ", ".join(dict.fromkeys(commit[:7] for commit in found))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks import host
 from benchmarks.harness.bandwidth import bandwidth_peers
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
 from benchmarks.harness.command import Command, add_choices
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--retune", action="store_true", help="sweep again where known")
     add("--list", action="store_true", help="print the choices and stop")
-    host.add_arguments(parser)
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -70,10 +68,8 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """The host's times, all cases with the fast peers, and all with the slow ones next to us.
-
-    The first take seconds; the last are what a short time limit can best do without.
-    """
+    """All cases with the fast peers, then all with the slow ones next to us, which a short time
+    limit can best do without."""
     known = peers(options.sweep, options.retune)
     chosen = [peer for name, peer in known.items() if name in options.peers]
     cases = [
@@ -93,10 +89,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     fast = [peer for peer in chosen if not peer.slow]
     slow = [peer for peer in chosen if peer.slow]
     ours = [peer for peer in chosen if peer.name == "ours"]
-    found = []
-    if ours and not options.no_host:
-        found += host.jobs(options, session)
-    found += [job(case, fast, options.rounds) for case in cases if fast]
+    found = [job(case, fast, options.rounds) for case in cases if fast]
     return found + [
         job(case, ours + slow, options.slow_rounds, " (slow peers)") for case in cases if slow
     ]

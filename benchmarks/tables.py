@@ -28,11 +28,7 @@ REGION = re.compile(r"(<!-- records: (\w+) -->)(.*?)(<!-- end of records -->)", 
 
 
 def filled(page: str, texts: Mapping[str, Callable[[], str]]) -> str:
-    """A page with its regions written anew.
-
-    Raises:
-      KeyError: for a region that is none of `texts`.
-    """
+    """A page with its regions written anew."""
 
     def region(match: re.Match) -> str:
         begin, name, _, end = match.groups()
@@ -75,7 +71,6 @@ def index(folder: Path) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What each page should be."""
     return {
         **{page: filled(page.read_text(), quotes.QUOTES) for page in PAGES},
         INDEX: index(INDEX.parent) + "\n",
@@ -83,7 +78,6 @@ def pages() -> dict[Path, str]:
 
 
 def differences(path: Path, wanted: str) -> list[str]:
-    """The lines in which a page is not what it should be."""
     found = path.read_text() if path.exists() else ""
     name = str(path.relative_to(ROOT))
     return list(

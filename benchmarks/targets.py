@@ -29,7 +29,6 @@ from benchmarks.harness.target import (
     cosine_distance,
     error,
     error_over_cublas,
-    host_us,
     loss_difference,
     of_ours,
     of_uniform_time,
@@ -56,7 +55,6 @@ def of(*ops: str, **fields: object) -> Callable[[Record], bool]:
 
 
 def of_shapes(shapes: Sequence[str], *ops: str, **fields: object) -> Callable[[Record], bool]:
-    """The same, of some shapes."""
     applies = of(*ops, **fields)
     return lambda record: record["shape"]["name"] in shapes and applies(record)
 
@@ -66,13 +64,11 @@ def _is(value: object, asked: object) -> bool:
 
 
 def cases(shapes: Iterable[str], ops: Iterable[str], *distributions: str) -> list[str]:
-    """Names of cases."""
     ends = [f"/{each}" for each in distributions] or [""]
     return [f"{shape}/{op}{end}" for shape in shapes for op in ops for end in ends]
 
 
 def by_shape(bounds: Mapping[str, float]) -> Callable[[Record], float]:
-    """A bound for each shape."""
     return lambda record: bounds[record["shape"]["name"]]
 
 
@@ -153,8 +149,6 @@ TARGETS = (
     Target("float32 at HIGHEST, against cuBLAS's float32",
            of(*OPS, **ANY_SIZES, dtype="float32", precision="highest"), over("cublas_loop"), 3.0,
            cases(MAIN, ["forward", "dgrad", "wgrad"], "random")),
-    Target("host time a product inside a jitted call", of("host"), host_us, 10, at_most=True,
-           of="us"),
 
     Target("FP8 forward and dgrad", of_shapes(FP8_DENSE, *FP8_KEPT), over(*DENSE_FP8),
            by_shape(FP8_DENSE), cases(FP8_DENSE, FP8_KEPT, "random"),
@@ -232,7 +226,6 @@ TARGETS = (
 
 
 def check(results: Mapping) -> list[Verdict]:
-    """Every target against the results of one or more runs."""
     return [target.check(results["cases"]) for target in TARGETS]
 
 

@@ -65,7 +65,6 @@ def peers(problem: Problem) -> list[Peer]:
 
 
 def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
-    """A layer, judged as in `benchmarks.moe`."""
     arrays, packed = given
     of_arrays = layers.work(problem, arrays, seed)
     x, chosen, *_ = arrays

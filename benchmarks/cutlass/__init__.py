@@ -30,7 +30,6 @@ def unavailable_reason() -> str | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, which needs no CUDA runtime besides its own."""
     found = ctypes.CDLL(str(LIBRARY))
     found.jgg_cutlass_error.restype = ctypes.c_char_p
     found.jgg_cutlass_make.argtypes = (
@@ -72,7 +71,6 @@ class Plan:
         weakref.finalize(self, self._library.jgg_cutlass_free, plan)
 
     def run(self) -> None:
-        """Enqueues the work on the legacy default stream."""
         self._succeed(self._library.jgg_cutlass_run(self._plan, None), "launch")
 
     def _succeed(self, status: int, what: str) -> None:

@@ -9,9 +9,9 @@ import argparse
 import functools
 
 from benchmarks.fp8 import quantizers, step
-from benchmarks.fp8.cases import OPS, PRODUCTS, STEP, Fp8Case, default_cases, tiny_cases
+from benchmarks.fp8.cases import OPS, PRODUCTS, STEP, default_cases, tiny_cases
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
-from benchmarks.harness.cases import DISTRIBUTIONS
+from benchmarks.harness.cases import DISTRIBUTIONS, Case
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.fp8_inputs import ScaledInputs
 from benchmarks.harness.inputs import LatestInputs
@@ -51,7 +51,7 @@ def complete(options: argparse.Namespace) -> None:
     options.cases = [
         case
         for case in cases
-        if case.op in options.ops
+        if case.op.name in options.ops
         and case.shape.name in (options.shapes or [case.shape.name])
         and case.distribution in options.distributions
     ]
@@ -63,25 +63,20 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     of_products = peers()
     inputs = LatestInputs(lambda shape: ScaledInputs(shape, options.seed))
 
-    def measure(case: Fp8Case) -> dict:
+    def measure(case: Case) -> dict:
         of_shape = inputs.of(case.shape)
-        if case.op == STEP:
+        if case.op.name == STEP:
             return session.compare(step.work(case, of_shape.sources), step.peers())
-        if case.op not in PRODUCTS:
+        if case.op.name not in PRODUCTS:
             work = quantizers.work(case, of_shape.sources)
-            return session.compare(work, quantizers.peers(case.op))
-        return session.compare(ragged_work(case.product, of_shape), of_products)
+            return session.compare(work, quantizers.peers(case.op.name))
+        return session.compare(ragged_work(case, of_shape), of_products)
 
     return [Job(case.name, functools.partial(measure, case)) for case in options.cases]
 
 
 COMMAND = Command(
-    "benchmarks.fp8",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    time_limit=600,
+    "benchmarks.fp8", __doc__, jobs, add_arguments=add_arguments, complete=complete, time_limit=600
 )
 main = COMMAND.main
 

@@ -38,16 +38,12 @@ _copy = jax.jit(jnp.copy)
 
 
 def copy_call() -> Call:
-    """A call that reads `buffer_bytes()` and writes as many."""
     return jax_call(_copy, jnp.arange(buffer_bytes() // 4, dtype=jnp.uint32))
 
 
 def _writing(start: Callable[[Any], object]) -> Call:
-    """A call of `start` with a PyTorch tensor of `buffer_bytes()`, of which it writes every byte.
-
-    Raises:
-      NotOffered: without PyTorch, since XLA's own kernels for this are far from what memory allows.
-    """
+    """A call of `start` with a PyTorch tensor, of which it writes all `buffer_bytes()`."""
+    # XLA's own kernels for this are far from what memory allows.
     if reason := missing_module("torch"):
         raise NotOffered(reason)
     import torch
@@ -64,23 +60,13 @@ def _writing(start: Callable[[Any], object]) -> Call:
     return call
 
 
-def fill_call() -> Call:
-    """A call that writes `buffer_bytes()` with a kernel."""
-    return _writing(lambda buffer: buffer.fill_(1.5))
-
-
 def memset_call() -> Call:
-    """A call that writes `buffer_bytes()` with the driver's memory set.
-
-    Raises:
-      NotOffered: without a GPU.
-    """
+    """A call that writes `buffer_bytes()` with the driver's memory set."""
     if reason := without_gpu():
         raise NotOffered(reason)
     driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuMemsetD8Async.argtypes = (
-        ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
-    )  # fmt: skip
+    arguments = ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
+    driver.cuMemsetD8Async.argtypes = arguments
 
     def start(buffer):
         # On the legacy default stream, which is PyTorch's.
@@ -112,6 +98,6 @@ def bandwidth_peers() -> tuple[Bandwidth, ...]:
     """A copy, a kernel that only writes, and the driver's own memory set."""
     return (
         Bandwidth("copy", copy_call),
-        Bandwidth("fill", fill_call),
+        Bandwidth("fill", lambda: _writing(lambda buffer: buffer.fill_(1.5))),
         Bandwidth("memset", memset_call),
     )

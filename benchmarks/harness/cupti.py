@@ -23,26 +23,9 @@ _MAX_LIMIT_REACHED = 12
 _BUFFER_BYTES = 1 << 20
 
 
-class _Record(ctypes.Structure):
-    """The part that CUPTI's kernel, memcpy and memset records share: their layouts agree so far."""
-
-    _fields_ = (
-        ("kind", ctypes.c_uint32),
-        ("_attributes", ctypes.c_byte * 12),
-        ("start", ctypes.c_uint64),
-        ("end", ctypes.c_uint64),
-    )
-
-
-class _KernelRecord(ctypes.Structure):
-    """CUpti_ActivityKernel9 and later up to the kernel's name."""
-
-    _fields_ = (
-        ("shared", _Record),
-        ("_launch", ctypes.c_byte * 72),
-        ("name", ctypes.c_char_p),
-    )
-
+# Where CUPTI's records of kernels, copies and memory sets have their start and end, and where
+# CUpti_ActivityKernel9 and later have the kernel's name.
+_START, _END, _NAME = 16, 24, 104
 
 _RequestBuffer = ctypes.CFUNCTYPE(
     None,
@@ -54,38 +37,18 @@ _CompleteBuffer = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
 )
 
-_PARAMETERS = {
-    "cuptiSubscribe": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_void_p),
-    "cuptiUnsubscribe": (ctypes.c_void_p,),
-    "cuptiFinalize": (),
-    "cuptiActivityRegisterCallbacks": (_RequestBuffer, _CompleteBuffer),
-    "cuptiActivityEnable": (ctypes.c_uint32,),
-    "cuptiActivityDisable": (ctypes.c_uint32,),
-    "cuptiActivityFlushAll": (ctypes.c_uint32,),
-    "cuptiActivityGetNextRecord": (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.POINTER(ctypes.c_void_p),
-    ),
-    "cuptiActivityGetNumDroppedRecords": (
-        ctypes.c_void_p,
-        ctypes.c_uint32,
-        ctypes.POINTER(ctypes.c_size_t),
-    ),
-    "cuptiGetErrorMessage": (ctypes.c_uint32, ctypes.POINTER(ctypes.c_char_p)),
-}
-
 
 def read_activity(record: int) -> Activity | None:
     """The activity in the CUPTI record at an address; None for a record of another kind."""
-    shared = _Record.from_address(record)
-    if shared.kind == _CONCURRENT_KERNEL:
-        name = _KernelRecord.from_address(record).name.decode()
-    elif shared.kind in (_MEMCPY, _MEMSET):
-        name = "memcpy" if shared.kind == _MEMCPY else "memset"
+    kind = ctypes.c_uint32.from_address(record).value
+    if kind == _CONCURRENT_KERNEL:
+        name = ctypes.c_char_p.from_address(record + _NAME).value.decode()
+    elif kind in (_MEMCPY, _MEMSET):
+        name = "memcpy" if kind == _MEMCPY else "memset"
     else:
         return None
-    return Activity(shared.start, shared.end, name)
+    start, end = (ctypes.c_uint64.from_address(record + at).value for at in (_START, _END))
+    return Activity(start, end, name)
 
 
 class CuptiRecorder:
@@ -136,13 +99,11 @@ class CuptiRecorder:
         self._subscriber = None
 
     def record(self, call: Call) -> None:
-        """Runs a call to its end and adds its sample."""
         self._drain()
         call.wait(call.run())
         self._samples.append(summarize(self._drain()))
 
     def samples(self) -> list[Sample]:
-        """A sample for each recorded call, in order."""
         return self._samples
 
     def _drain(self) -> list[Activity]:
@@ -178,7 +139,8 @@ class CuptiRecorder:
         try:
             self._activities += filter(None, map(read_activity, self._records(buffer, valid_bytes)))
             dropped = ctypes.c_size_t()
-            self._call("cuptiActivityGetNumDroppedRecords", context, stream, ctypes.byref(dropped))
+            where = ctypes.c_void_p(context), ctypes.c_uint32(stream), ctypes.byref(dropped)
+            self._call("cuptiActivityGetNumDroppedRecords", *where)
             if dropped.value:
                 self._failure = f"CUPTI dropped {dropped.value} records"
         except Exception as error:
@@ -190,7 +152,7 @@ class CuptiRecorder:
         # A buffer can come back empty.
         while valid_bytes:
             status = self._cupti.cuptiActivityGetNextRecord(
-                buffer, valid_bytes, ctypes.byref(record)
+                ctypes.c_void_p(buffer), ctypes.c_size_t(valid_bytes), ctypes.byref(record)
             )
             if status == _MAX_LIMIT_REACHED:
                 return
@@ -208,13 +170,6 @@ class CuptiRecorder:
 
 
 def _load_cupti() -> ctypes.CDLL:
-    library = ctypes.CDLL(_find_cupti())
-    for function, parameters in _PARAMETERS.items():
-        getattr(library, function).argtypes = parameters
-    return library
-
-
-def _find_cupti() -> str:
     """CUPTI of CUDA 13 or 12, from the loader's path or NVIDIA's wheels.
 
     The loader first: it also finds, by name, a library that JAX or PyTorch has loaded already, and
@@ -224,8 +179,7 @@ def _find_cupti() -> str:
     for library in ("libcupti.so.13", "libcupti.so.12"):
         for candidate in (library, *_in_wheels(library)):
             try:
-                ctypes.CDLL(candidate)
-                return candidate
+                return ctypes.CDLL(candidate)
             except OSError as error:
                 failures.append(str(error))
     raise OSError("; ".join(failures))

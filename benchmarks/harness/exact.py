@@ -24,7 +24,6 @@ NAN_BYTE = 0xFF  # of every byte of a NaN, in all formats
 
 
 def by_torch() -> bool:
-    """Whether PyTorch computes, on the GPU."""
     return on_gpu() and importlib.util.find_spec("torch") is not None
 
 
@@ -157,7 +156,6 @@ def triangle_error(out: Any, exact: Any) -> Error:
 
 
 def list_products(lhs: Sequence[Any], rhs: Sequence[Any]) -> list[Any]:
-    """One after the other."""
     return [wide(a) @ wide(b) for a, b in zip(lhs, rhs, strict=True)]
 
 

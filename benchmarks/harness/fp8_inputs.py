@@ -45,7 +45,6 @@ class ScaledInputs:
         self.sources = Inputs(shape, "bfloat16", seed)
 
     def operands(self, case: Case) -> Operands:
-        """lhs, rhs and int32 group sizes of a case of this shape."""
         lhs, rhs, sizes = self.sources.operands(case)
         if case.op.contracting:
             lhs, rhs = (Scaled(*_columns(x, sizes), x) for x in (lhs, rhs))

@@ -31,7 +31,6 @@ class Inputs:
         self._tensors: dict[str, jax.Array] = {}
 
     def operands(self, case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """lhs, rhs and int32 group sizes of a case of this shape."""
         sizes = jnp.asarray(case.group_sizes)
         operands = self._tensor(case.op.lhs), self._tensor(case.op.rhs), sizes
         return jax.block_until_ready(operands)
@@ -57,7 +56,6 @@ class LatestInputs(Generic[AnyInputs]):
         self._inputs: AnyInputs | None = None
 
     def of(self, shape: Shape) -> AnyInputs:
-        """The inputs of a shape."""
         if self._shape != shape:
             self._inputs = None
             self._inputs, self._shape = self._make(shape), shape

@@ -33,7 +33,6 @@ def gpu_state() -> dict[str, str] | None:
 
 
 def versions() -> dict[str, object]:
-    """Versions of everything that takes part."""
     found = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL_PEERS)}
     return {
         "python": platform.python_version(),
@@ -42,7 +41,6 @@ def versions() -> dict[str, object]:
 
 
 def commit(given: str | None = None) -> str | None:
-    """The measured commit: as it is given, or of this checkout."""
     return given or _output("git", "describe", "--always", "--dirty", "--abbrev=12")
 
 

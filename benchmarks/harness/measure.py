@@ -34,7 +34,6 @@ class PeerResult:
 
     @property
     def us(self) -> list[float]:
-        """Device microseconds, a value a round."""
         return [sample.us for sample in self.samples]
 
     def to_json(self, name: str, work: int) -> dict[str, object]:
@@ -45,25 +44,19 @@ class PeerResult:
             error = dataclasses.asdict(self.error)
             result["error"] = {key: value for key, value in error.items() if value is not None}
         if self.samples:
-            result |= _sample_summary(self.samples)
+            median = statistics.median(self.us)
+            result |= {"median_us": median, "us": self.us}
+            if counts := [len(s.activities) for s in self.samples if s.activities is not None]:
+                result["kernels"] = statistics.median_low(counts)
             if self.role == Role.BANDWIDTH:
-                result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
+                result["tbps"] = moved_bytes(name) / median / 1e6
             elif work:
-                result["tflops"] = work / result["median_us"] / 1e6
+                result["tflops"] = work / median / 1e6
             if self.part_of:
                 result["parts_us"] = _median_parts(self.samples, self.part_of)
         if self.host:
             result |= dataclasses.asdict(self.host)
         return result
-
-
-def _sample_summary(samples: list[Sample]) -> dict[str, object]:
-    us = [sample.us for sample in samples]
-    summary: dict[str, object] = {"median_us": statistics.median(us), "us": us}
-    launches = [sample.activities for sample in samples if sample.activities is not None]
-    if launches:
-        summary["kernels"] = statistics.median_low(map(len, launches))
-    return summary
 
 
 def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[str, float]:
@@ -203,7 +196,6 @@ def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
 
 
 def first_line(error: Exception) -> str:
-    """An exception's type and the first line of its message."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 

@@ -202,12 +202,10 @@ def jax_call(jitted: Callable[..., jax.Array], *operands: jax.Array) -> Call:
 
 
 def missing_module(name: str) -> str | None:
-    """A reason if a module is not installed, or None."""
     return None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 
 def on_gpu() -> bool:
-    """Whether JAX computes on a GPU."""
     return jax.default_backend() == "gpu"
 
 
@@ -220,7 +218,6 @@ def pinned_implementation() -> str | None:
 
 
 def without_gpu() -> str | None:
-    """A reason if JAX has no GPU, or None."""
     return None if on_gpu() else "needs a GPU"
 
 

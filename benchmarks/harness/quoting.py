@@ -11,13 +11,11 @@ NO_CASE: Mapping = {"peers": {}, "ratios": {}}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def microseconds(case: Mapping, peer: str = "ours") -> str:
-    """A peer's time."""
     value = case["peers"].get(peer, {}).get("median_us")
     if value is None:
         return "-"
@@ -25,19 +23,16 @@ def microseconds(case: Mapping, peer: str = "ours") -> str:
 
 
 def time_and_rate(case: Mapping) -> str:
-    """Our microseconds, and TFLOP/s in brackets."""
     ours = case["peers"].get("ours", {})
     return f"{ours['median_us']:.0f} ({ours['tflops']:.0f})" if "tflops" in ours else "-"
 
 
 def ratio(case: Mapping, *others: str) -> str:
-    """The ratio to another, or to the fastest of several."""
     found = [case["ratios"][name] for name in others if name in case["ratios"]]
     return f"{min(found):.2f}" if found else "-"
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
-    """The least and the largest of some numbers."""
     values = list(values)
     low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"

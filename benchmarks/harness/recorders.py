@@ -49,14 +49,7 @@ RECORDERS: dict[str, Callable[[], Recorder]] = {"cupti": CuptiRecorder, "clock":
 
 
 def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
-    """The first of the named recorders that sees the device time of a probing call.
-
-    Returns:
-      The recorder, and why each one before it was passed over.
-
-    Raises:
-      RuntimeError: if none works.
-    """
+    """The first of the named recorders that sees the device time of a probing call."""
     reasons = []
     for name in names:
         try:

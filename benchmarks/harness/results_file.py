@@ -10,7 +10,6 @@ from benchmarks.harness.measure import merge
 
 
 def save(results: Mapping, path: Path) -> None:
-    """Replaces a file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(dumps(results) + "\n")

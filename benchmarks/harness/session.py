@@ -43,14 +43,10 @@ def command_line(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: `run` returns a record for the results.
-
-    `typical` says whether the time it takes tells how long others may take.
-    """
+    """One measurement: `run` returns a record for the results."""
 
     label: str
     run: Callable[[], dict]
-    typical: bool = True
 
 
 class Deadline:
@@ -66,11 +62,9 @@ class Deadline:
         return time.monotonic() + self._longest < self._end
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def took(self, seconds: float) -> None:
-        """Learns from a finished job."""
         self._longest = max(self._longest, seconds)
 
 
@@ -151,11 +145,9 @@ class Session:
             self.results["cases"] = list(records.values())
             self._save_now_and_then()
             progress.write(f"{self.deadline.elapsed():4.0f} s  {report.case_line(record)}")
-            if job.typical:
-                self.deadline.took(self.deadline.elapsed() - start)
+            self.deadline.took(self.deadline.elapsed() - start)
 
     def close(self) -> None:
-        """Completes and writes the results."""
         self.results["gpu_after"] = machine.gpu_state()
         self.results["summary"] = self._summarize(self.results["cases"])
         self.results["seconds"] = self.deadline.elapsed()

@@ -42,7 +42,6 @@ class Target:
     of: str = ""
 
     def check(self, records: Sequence[Record]) -> Verdict:
-        """The target against all records."""
         found = [
             (record, *value)
             for record in records
@@ -124,7 +123,6 @@ def over(*others: str) -> Value:
 
 
 def of_ours(key: str, text: str) -> Value:
-    """A number of ours."""
 
     def value(record, records):
         found = ours(record).get(key)
@@ -134,7 +132,6 @@ def of_ours(key: str, text: str) -> Value:
 
 
 def over_best(record, records):
-    """The ratio to the fastest grouped peer."""
     best = best_grouped(record)
     return best and (best[1], f"{best[1]:.3f} of {best[0]}")
 
@@ -169,7 +166,6 @@ def without_communication(record, records):
 
 
 def error(record, records):
-    """Our relative error."""
     found = ours(record).get("error")
     return found and (found["total"], f"{found['total']:.1e}")
 
@@ -187,16 +183,6 @@ def cosine_distance(record, records):
     """The largest of the angles to bfloat16's result and cotangents."""
     found = record.get("cosine_distance", {}).get("ours")
     return found and (max(found.values()), f"{max(found.values()):.1e}")
-
-
-def host_us(record, records):
-    """The host's time that shows: to enqueue a product, or between the kernels of a chain."""
-    times = ours(record)
-    cost = max(times["enqueue_us"], times["wall_us"] - times["device_us"])
-    return cost, (
-        f"{cost:.1f} us ({times['enqueue_us']:.1f} to enqueue; {times['wall_us']:.1f} wall, "
-        f"{times['device_us']:.1f} of it kernels); JAX's call {times['call_enqueue_us']:.0f} us"
-    )
 
 
 def loss_difference(record, records):

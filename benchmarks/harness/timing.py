@@ -76,15 +76,6 @@ def host_times(call: Call, device_us: float, repeats: int = 3) -> HostTimes:
     More calls in flight than that would make the host wait for the device while enqueueing.
     """
     queue = int(np.clip(20_000 / max(device_us, 1.0), 2, 16))
-    return _median_times(call, queue, repeats)
-
-
-def one_call_times(call: Call, repeats: int) -> HostTimes:
-    """Wall and enqueue time of a call that finds the device idle, medians."""
-    return _median_times(call, 1, repeats)
-
-
-def _median_times(call: Call, queue: int, repeats: int) -> HostTimes:
     measured = [_queue_times(call, queue) for _ in range(repeats)]
     return HostTimes(
         statistics.median(times.wall_us for times in measured),

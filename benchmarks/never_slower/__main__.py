@@ -5,9 +5,8 @@ python -m benchmarks.never_slower --output never_slower.json
 Small, thin, shallow and deep shapes at random, `--shapes` of them for each operation, each against
 the expressions and loops that it takes the place of. `--workers` threads compile some cases, which
 are then measured, and so on. "ours" is what the plan takes, which may be XLA's own product. Where
-that is another program, "kernel" is our kernel, "configN" another of its configurations and "XLA"
-XLA's product; "both triangles" of a symmetric update is our `grouped_gemm`. `benchmarks.fit` fits
-to the record when plans fall back to XLA.
+that is another program, "kernel" is our kernel and "XLA" XLA's product. `benchmarks.fit` fits to
+the record when plans fall back to XLA.
 """
 
 from __future__ import annotations
@@ -43,13 +42,11 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def compiled(found: Case) -> list[ProgramPeer]:
-    """The programs of a case as peers."""
     with jax.enable_x64(found.x64):
         return [ProgramPeer(program, found.operands) for program in found.programs]
 
 
 def measure(found: Case, programs: list[ProgramPeer], session: Session) -> dict:
-    """The record of a case."""
     with jax.enable_x64(found.x64):
         record = session.compare(found.work(), [*programs, *found.others], host=False)
     op, _ = found.label.split("/")

@@ -30,7 +30,6 @@ MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
 MOST_STOCK_GROUPS = 4
 # XLA's autotuner takes half a second a product.
 MOST_XLA_PROBLEMS = 6
-MOST_CONFIGS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +78,7 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
     return _list(label, kind, sizes, data_seed)
 
 
-def _ours(
-    function: Callable[[str | None], Callable], *, xla: bool = True, configs: int = 0
-) -> list[Program]:
+def _ours(function: Callable[[str | None], Callable], *, xla: bool = True) -> list[Program]:
     """The program that the plan chooses for a function of `implementation`, and those it rejects.
 
     XLA's product is one of the rejected ones if `xla`.
@@ -91,7 +88,6 @@ def _ours(
         Program("ours", Role.OURS, planned),
         Program("kernel", Role.VARIANT, pinned, unplanned=planned),
         *([Program("XLA", Role.VARIANT, planned, left_to_xla=True)] if xla else []),
-        *(Program(f"config{i}", Role.VARIANT, pinned, config=i) for i in range(configs)),
     ]
 
 
@@ -105,7 +101,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
     problem, sizes = case.problem, case.group_sizes
     lhs, rhs, group_sizes = abstract_operands(problem)
     function = functools.partial(ours.product, problem)
-    programs = _ours(function, xla=offers_stock(problem), configs=MOST_CONFIGS)
+    programs = _ours(function, xla=offers_stock(problem))
     if offers_stock(problem):
         programs.append(Program(stock.Stock.name, Role.GROUPED, stock.ragged_product(problem)))
 
@@ -132,14 +128,6 @@ def offers_stock(problem: Problem) -> bool:
     return problem.groups <= MOST_STOCK_GROUPS or flops <= MOST_STOCK_FLOPS
 
 
-def both_triangles(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The whole product A B^H by `grouped_gemm`, and for two operands its sum with its mirror."""
-    b = (b if update.two_operands else a).conj()
-    options = dict(implementation=pinned_implementation(), precision=update.precision)
-    product = jgg.grouped_gemm(a, b, transpose_rhs=True, **options)
-    return rank_k.mirrored(product) if update.two_operands else product
-
-
 def masked(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
     """The triangle that ours returns, zeros beside it, of what a user of JAX multiplies."""
     product = rank_k.product(a, b if update.two_operands else a)
@@ -158,14 +146,11 @@ def _update(label: str, update: rank_k.Update, shape: rank_k.Shape, seed: Sequen
     def symmetric(implementation: str | None) -> Callable:
         return of(rank_k.ours(update, implementation=implementation))
 
-    mirrored = of(rank_k.ours(update, implementation=None, symmetrize_output=True))
     role, whole = rank_k.EXPRESSIONS[update.two_operands][
         "P + P.T" if update.two_operands else UNMASKED
     ]
     programs = [
         *_ours(symmetric),
-        Program("symmetric", Role.VARIANT, mirrored),
-        Program("both triangles", Role.VARIANT, of(functools.partial(both_triangles, update))),
         Program("P + P.T" if update.two_operands else UNMASKED, role, of(whole)),
     ]
     if not update.two_operands:

@@ -27,8 +27,6 @@ class Program:
       compiler_options: of XLA.
       left_to_xla: whether plans leave to XLA whatever it can compute. Not offered where the plan
         stays the same, or has no kernel anyway.
-      config: the index among the configurations that the plan could take. Not offered where it is
-        the one that it takes.
       unplanned: the same with no implementation asked for. Not offered where the plan takes a
         kernel then too: it is the same program.
     """
@@ -38,39 +36,17 @@ class Program:
     function: Callable[..., Any]
     compiler_options: Mapping[str, Any] | None = None
     left_to_xla: bool = False
-    config: int | None = None
     unplanned: Callable[..., Any] | None = None
 
     def compile(self, *operands: Any) -> tuple[Callable[..., Any], str]:
-        """The executable for operands of these shapes, and what there is to say of it.
-
-        Raises:
-          NotOffered: there is no such way to run the problem.
-        """
+        """The executable for operands of these shapes, and what there is to say of it."""
         function, detail = self.function, ""
         if self.unplanned and jgg.explain(self.unplanned, *operands).plans[0].kernel_problem:
             raise NotOffered("the plan takes the kernel")
-        if self.config is not None:
-            function, detail = _configured(function, self.config, *operands)
         if self.left_to_xla:
             function, detail = _left_to_xla(function, *operands)
         options = dict(self.compiler_options or {}) or None
         return jax.jit(function).lower(*operands).compile(compiler_options=options), detail
-
-
-def _configured(function: Callable, index: int, *operands: Any) -> tuple[Callable, str]:
-    plan = jgg.explain(function, *operands).plans[0]
-    if index >= len(plan.candidates):
-        raise NotOffered(f"{len(plan.candidates)} configurations can run it")
-    config = plan.candidates[index]
-    if config == plan.tile:
-        raise NotOffered("the plan takes this configuration")
-
-    def with_config(*operands):
-        with jgg.use_tiles(forward=config):
-            return function(*operands)
-
-    return with_config, str(config)
 
 
 def _left_to_xla(function: Callable, *operands: Any) -> tuple[Callable, str]:

@@ -72,7 +72,6 @@ def function(op: str, sizes: Sequence[int], implementation: str | None) -> Calla
 
 
 def operands(op: str, sizes: Sequence[int]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes and dtypes of what `function` takes."""
     name, _ = parsed(op)
     bf16, of = jnp.bfloat16, jax.ShapeDtypeStruct
     if name in LAYERS:
@@ -102,7 +101,6 @@ def programs(op: str, sizes: Sequence[int]) -> list[Program]:
 
 
 def work(op: str, sizes: Sequence[int], seed: Sequence[int]) -> Workload:
-    """Random operands, judged against bf16."""
     given = list(operands(op, sizes))
     rng = np.random.default_rng(seed)
     arrays: list[Any] = [

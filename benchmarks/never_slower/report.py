@@ -1,4 +1,4 @@
-"""What the records say: who counts, how many cases are slow, and which ways were not taken.
+"""What the records say: who counts, and how many cases are slow.
 
 Held against the bar is what takes the same operands and returns the same: `jax.lax.ragged_dot`,
 PyTorch's grouped product of 16-bit operands, an expression whose result is the update's triangle
@@ -21,12 +21,9 @@ from benchmarks.never_slower.cases import UNMASKED
 from benchmarks.never_slower.shapes import LISTS
 
 BAR = 0.98
-# A variant that takes less of our time is worth a look.
-WORTH_IT = 0.95
 
 
 def counts(record: Mapping, name: str) -> bool:
-    """Whether a peer is held against the bar."""
     role = record["peers"].get(name, {}).get("role")
     if name == UNMASKED:
         return False
@@ -71,7 +68,7 @@ def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
 
 
 def texts(results: Mapping) -> list[str]:
-    """The summary, cases under the bar, faster ways that the plan left, and what is not right."""
+    """The summary, cases under the bar, and what is not right."""
     records, summary = results["cases"], results["summary"]
     columns = dict.fromkeys(name for row in summary.values() for name in row)
     rows = [[op, *(f"{row.get(name, 0):g}" for name in columns)] for op, row in summary.items()]
@@ -79,7 +76,6 @@ def texts(results: Mapping) -> list[str]:
         table(["op", *columns], rows),
         _titled("Under the bar", _slow(records, counts)),
         _titled("Under it beside those that do not count", _slow(records, stands_beside)),
-        _titled("Ways not taken that were faster", _faster_variants(records)),
         _titled(
             "Wrong or failed",
             [
@@ -119,17 +115,4 @@ def _slow(records: Sequence[Mapping], chosen: Callable[[Mapping, str], bool]) ->
             others = ", ".join(f"{name} {ratio:.2f}" for name, ratio in record["ratios"].items())
             us = record["peers"]["ours"]["median_us"]
             found.append((worst[0], f"{worst[0]:.2f} {record['case']} {us:.1f} us: {others}"))
-    return [line for _, line in sorted(found)]
-
-
-def _faster_variants(records: Sequence[Mapping]) -> list[str]:
-    """Ways of ours that compute the same, and more of it, in less time."""
-    found = []
-    for record in records:
-        for name, ratio in record["ratios"].items():
-            peer = record["peers"][name]
-            if peer["role"] == Role.VARIANT and ratio < WORTH_IT:
-                us = record["peers"]["ours"]["median_us"]
-                line = f"{ratio:.2f} {record['case']} {us:.1f} us, {name} {peer['median_us']:.1f}"
-                found.append((ratio, f"{line} {peer.get('detail', '')}".rstrip()))
     return [line for _, line in sorted(found)]

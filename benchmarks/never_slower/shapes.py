@@ -36,7 +36,6 @@ OPS = (*RAGGED, *UPDATES, *LISTS, *RECIPES)
 
 
 def generator(op: str, number: int, seed: int) -> np.random.Generator:
-    """From which the shape of a case is drawn."""
     return np.random.default_rng([seed, OPS.index(op), number])
 
 

@@ -24,11 +24,7 @@ LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 
 @functools.cache
 def _cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    """The library and a handle of it.
-
-    Raises:
-      NotOffered: without the library.
-    """
+    """The library and a handle of it."""
     for path in (*SONAMES, *_packaged()):
         try:
             library = ctypes.CDLL(str(path))
@@ -68,9 +64,6 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
     """A call of syrk, or with `b` of syr2k or her2k, for each matrix of stacks [g, n, k].
 
     It writes the lower triangles of its own result [g, n, n] again and again.
-
-    Raises:
-      NotOffered: if cuBLAS is missing, or has no such function.
     """
     dtype = str(a.dtype)
     if dtype not in LETTERS:

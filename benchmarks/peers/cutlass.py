@@ -26,10 +26,7 @@ UPDATES = {
         "cutlass_32x32": "syr2k_f64_32x32",  # example 38's
         "cutlass_128x128": "syr2k_f64_128x128",
     },
-    "complex128": {
-        "cutlass_64x64": "her2k_c128_64x64",
-        "cutlass_128x64": "her2k_c128_128x64",
-    },
+    "complex128": {"cutlass_64x64": "her2k_c128_64x64", "cutlass_128x64": "her2k_c128_128x64"},
 }
 
 

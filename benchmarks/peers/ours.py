@@ -13,7 +13,6 @@ from benchmarks.harness.peer import Peer, Role, dimension_numbers, jax_call, pin
 
 
 def product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
-    """The function of (lhs, rhs, group_sizes)."""
     if problem.contracting:
         function = jgg.ragged_dot_general
         options = {"ragged_dot_dimension_numbers": dimension_numbers(problem)}
@@ -31,7 +30,6 @@ def product(problem: Problem, implementation: str | None) -> Callable[..., jax.A
 
 @functools.cache
 def ragged_product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
-    """The same, jitted: what is measured."""
     return jax.jit(product(problem, implementation))
 
 

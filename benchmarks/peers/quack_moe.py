@@ -24,14 +24,7 @@ from benchmarks.peers.sweep import Sweep
 BLOCK = 1024  # columns that one program of the sum takes
 
 # The products, in the order in which a step needs them.
-KINDS = (
-    "gate_up",
-    "down",
-    "gate_up_gradient",
-    "down_weights",
-    "x_gradient",
-    "gate_up_weights",
-)
+KINDS = ("gate_up", "down", "gate_up_gradient", "down_weights", "x_gradient", "gate_up_weights")
 # Those that gather an operand, and those whose epilogue works on pairs of columns.
 GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
 PAIRED = ("gate_up", "gate_up_gradient")
@@ -163,14 +156,6 @@ class SeveralResults(TorchCall):
         super().wait(result[0])
 
 
-class ProductCall(SeveralResults):
-    """A product in one configuration."""
-
-    def __init__(self, run: Callable[[], Sequence[Any]], config: Config):
-        super().__init__(run, str(config))
-        self.config = config
-
-
 class LayerCall(SeveralResults):
     """A layer's results: y and, of a step, the gradients that `QuackLayer` returns.
 
@@ -208,16 +193,14 @@ def tuned(
 
         expected = functools.cache(function(None))
 
-        def prepare(config: Config) -> ProductCall:
-            call = ProductCall(function(config), config)
+        def prepare(config: Config) -> SeveralResults:
+            call = SeveralResults(function(config), str(config))
+            call.config = config
             if any(map(differ, call.run(), expected())):
                 raise ValueError(f"{config} gives another result than the default")
             return call
 
-        def before(configs: Sequence[Config]) -> None:
-            quack.compile_ahead(map(function, configs))
-
-        best = sweep.best(named[kind], candidates(kind), prepare, before=before)
+        best = sweep.best(named[kind], candidates(kind), prepare)
         configs[kind] = best.config
         return best.run()
 

@@ -42,7 +42,6 @@ class Sweep:
         candidates: Sequence[Config],
         prepare: Callable[[Config], Call],
         workers: int = 1,
-        before: Callable[[Sequence[Config]], None] = lambda configs: None,
     ) -> Call:
         """The call of the fastest configuration that works; `detail` is the configuration.
 
@@ -50,7 +49,6 @@ class Sweep:
           problem: a `Problem`, or one of another suite with `k`, `n` and a text that names it.
           candidates: in the order in which to try them.
           prepare: compiles, in up to `workers` threads at once.
-          before: gets the configurations that are about to be compared, if several are.
 
         Raises:
           NotOffered: without candidates.
@@ -60,8 +58,6 @@ class Sweep:
             raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
         chosen = self._chosen.get(problem) or self._known(problem, candidates)
         tried = [chosen] if chosen else candidates[: self._limit]
-        if len(tried) > 1:
-            before(tried)
         calls = _prepare_all(tried, prepare, workers)
         config = next(iter(calls))
         if len(calls) > 1:
@@ -145,11 +141,9 @@ class CompiledPeer(SweptPeer):
     configs: Sequence[Config]
 
     def allowed(self, problem: Problem, config: Config) -> bool:
-        """Whether a configuration fits the problem."""
         raise NotImplementedError
 
     def compiled(self, problem: Problem, config: Config) -> Callable[..., Any]:
-        """The compiled function of (lhs, rhs, group_sizes)."""
         raise NotImplementedError
 
     def candidates(self, problem: Problem) -> list[Config]:

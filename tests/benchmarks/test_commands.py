@@ -13,7 +13,6 @@ from benchmarks import (
     expert_parallel,
     fp8_training,
     grouped_gemm,
-    host,
     memory,
     moe,
     muon,
@@ -72,7 +71,6 @@ def test_ragged_products(dry_run, capsys):
             # Both passes, and the peers that this machine lacks with a reason.
             assert record["peers"]["stock"]["status"] == "measured"
             assert record["peers"]["quack"]["reason"] or record["peers"]["quack"]["us"]
-    assert "one_tile/host/with_command_buffers" in found
     printed = capsys.readouterr().out
     assert "tiny/forward/random" in printed and "best grouped peer" in printed
 
@@ -102,18 +100,11 @@ def test_layers_over_devices(dry_run):
     assert sum(parts.values()) >= whole * 0.999
 
 
-def test_host(dry_run):
-    found = dry_run(host.main)
-    for record in found.values():
-        assert record["peers"]["ours"]["call_wall_us"] > 0
-    assert {x.rsplit("/", 1)[1] for x in found} == set(host.COMMAND_BUFFERS)
-
-
 def test_accumulate(dry_run):
     found = dry_run(accumulate.main)
     assert set(found) == {"tiny/wgrad_add/random", "tiny_fine/wgrad_add/random"}
     for record in found.values():
-        assert record["peers"]["ours_then_add"]["error"]["total"] > 0
+        assert record["peers"]["ours_then_add"]["error"]["total"] < 1e-5
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
 
@@ -121,7 +112,6 @@ def test_accumulate(dry_run):
 def test_optimizer(dry_run):
     found = dry_run(optimizer.main)
     assert set(found) == {
-        "tiny/program/bfloat16",
         *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
     }
     for record in found.values():

@@ -42,8 +42,6 @@ def test_every_operation_has_a_case(tmp_path):
     for case in found["cases"]:
         assert case["peers"]["ours"]["status"] == "measured"
         assert report.worst_ratio(case) is not None
-    updates = [case for case in found["cases"] if case["op"] in shapes.UPDATES]
-    assert all({"both triangles", "symmetric"} <= set(case["ratios"]) for case in updates)
     # Every product either has a kernel that the plan leaves, or leaves XLA's.
     left = [{"kernel", "XLA"} & set(case["ratios"]) for case in found["cases"]]
     assert {"kernel"} in left and {"XLA"} in left and {"kernel", "XLA"} not in left
@@ -123,12 +121,10 @@ def test_the_summary_counts_what_is_under_the_bar():
         "measured": 4, "cases": 4, "under_0.98": 2, "worst": 0.9, "median": 0.98,
         "beside_cases": 4, "beside_under_0.98": 4, "beside_worst": 0.5, "beside_median": 0.5,
     }  # fmt: skip
-    _, slow, beside, faster, *_ = report.texts({"summary": summary, "cases": records})
+    _, slow, beside, wrong = report.texts({"summary": summary, "cases": records})
     assert [line.split()[0] for line in slow.splitlines()[1:]] == ["0.90", "0.98"]
     assert beside.startswith("Under it beside those that do not count: 4")
-    assert faster == ""
-    kernel = report.texts({"summary": summary, "cases": [record("forward", {"both": 0.9})]})[3]
-    assert "0.90 forward/0/shape 1.0 us, both 1.0" in kernel
+    assert wrong == ""
 
 
 def test_only_slow_cases_keep_their_rounds():

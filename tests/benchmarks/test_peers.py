@@ -126,7 +126,7 @@ class Tensor:
 def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, monkeypatch):
     kinds = "down", "gate_up_gradient"
     fastest = {kind: quack_moe.candidates(kind)[3] for kind in kinds}
-    asked, compiled = [], []
+    asked = []
 
     def function(kind: str, config: quack_moe.Config | None, *inputs: Tensor) -> list[Tensor]:
         asked.append(config)
@@ -146,7 +146,6 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         (gradient,) = product("gate_up_gradient", out, out)
         return gradient.value
 
-    monkeypatch.setattr(quack, "compile_ahead", lambda calls: compiled.append(len(list(calls))))
     monkeypatch.setattr(sweep, "_seconds", seconds)
     monkeypatch.setattr(quack_moe, "differ", lambda one, other: one.value != other.value)
     named = quack_moe.products(experts=4, m=64, d=32, f=16)
@@ -156,10 +155,10 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         swept = sweep.Sweep("imagined", limit, retune=False, directory=tmp_path)
         return quack_moe.tuned(swept, compose, of_kind, named)
 
-    assert tuned(limit=6) == fastest and compiled == [6, 6]
+    assert tuned(limit=6) == fastest
     kept = json.loads((tmp_path / "imagined_configs.json").read_text())
     assert set(kept) == {"down/4x64x16x32/bfloat16", "gate_up_gradient/4x64x32x16/bfloat16"}
     # A later run takes them as they are, beside the default to compare with.
     asked.clear()
-    assert tuned(limit=3) == fastest and compiled == [6, 6]
+    assert tuned(limit=3) == fastest
     assert set(asked) == {None, *fastest.values()}
