@@ -6,8 +6,6 @@ python -m benchmarks.accumulate --shapes main --output benchmarks/results/accumu
 that is donated too; `ours_product` is the product alone, into float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

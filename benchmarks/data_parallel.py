@@ -10,8 +10,6 @@ does in the same time, so N would be perfect. "einsum" is the same iteration on 
 as XLA partitions it. Times are the host's, of a queue of calls; all take turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools
@@ -156,38 +154,29 @@ def complete(options: argparse.Namespace) -> None:
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     devices, seed, stack = options.devices, options.seed, tuple(options.stack)
-    step = functools.partial(
-        training,
-        preset_name=options.preset,
-        batch=options.batch,
-        seed=seed,
-        xla_defaults=options.xla_defaults,
-    )
-    update = functools.partial(muon, stack=stack, seed=seed)
-    made = {
-        f"{options.preset}/training": {"one": lambda: step(1), "ours": lambda: step(devices)},
-        f"{'x'.join(map(str, stack))}/muon": {
-            "one": lambda: update(1),
-            "ours": lambda: update(devices),
-        },
-    }
+    functions = {
+        f"{options.preset}/training": functools.partial(
+            training, preset_name=options.preset, batch=options.batch, seed=seed,
+            xla_defaults=options.xla_defaults,
+        ),
+        f"{'x'.join(map(str, stack))}/muon": functools.partial(muon, stack=stack, seed=seed),
+    }  # fmt: skip
     for name in options.split:
+        tiny = options.dry_run
         of = functools.partial(
-            orthogonalization, stack=TINY_STACK if options.dry_run else SPLIT[name], seed=seed
+            orthogonalization, stack=TINY_STACK if tiny else SPLIT[name], seed=seed
         )
-        made[f"{'tiny' if options.dry_run else name}/split"] = {
-            "one": functools.partial(of, 1),
-            "ours": functools.partial(of, devices),
-            "einsum": functools.partial(of, devices, plain=True),
-        }
+        functions[f"{'tiny' if tiny else name}/split"] = of
 
     def case(name: str) -> dict:
         shape, op = name.split("/")
-        calls = {peer: make() for peer, make in made[name].items()}
+        calls = {"one": functions[name](1), "ours": functions[name](devices)}
+        if op == "split":
+            calls["einsum"] = functions[name](devices, plain=True)
         found = measure(calls, devices, options.rounds)
         return {"case": name, "shape": {"name": shape}, "op": op, **found}
 
-    return [Job(name, functools.partial(case, name)) for name in made]
+    return [Job(name, functools.partial(case, name)) for name in functions]
 
 
 def texts(results: Mapping) -> list[str]:

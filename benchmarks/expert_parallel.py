@@ -18,8 +18,6 @@ With `--layers auto` it measures a step of each layer, and of six more, in each 
 Times are wall times of a queue of calls, by the host's clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -294,7 +292,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 record["peers"][peer.name]["temporary_bytes"] = size
         record["fractions"] = fractions(record)
         if options.compares_ways:
-            shape = _shape_of(problem)
+            shape = Shape(*_numbers(problem.layer), devices)
             record["chosen_like"] = _chosen(shape)
             for name, way in WAYS.items():
                 seconds = predict(shape, **way, copy_engines=True).step_seconds
@@ -308,10 +306,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         Job(f"{problem.layer.name}/{problem.op}", functools.partial(measure, problem))
         for problem in problems
     ]
-
-
-def _shape_of(problem: Problem) -> Shape:
-    return Shape(*_numbers(problem.layer), problem.devices)
 
 
 def _chosen(shape: Shape) -> str:

@@ -18,7 +18,6 @@ of the times of what plans took when they were measured, of what they take now, 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -32,6 +31,7 @@ from scipy.optimize import nnls
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Shape
+from benchmarks.harness.command import parser_of
 from benchmarks.never_slower import cases, recipes, shapes
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200
@@ -98,7 +98,7 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
             found += recipe_pairs(record["device"], case, times)
             continue
         op = op_of(case)
-        if op is None or "again" in case or "ours" not in times:
+        if op is None or "ours" not in times:
             continue
         kernel, xla = times["ours"], times.get("XLA", times.get("bf16"))
         took = "kernel" if "never_slower" in (record["command"] or "") else ""
@@ -245,9 +245,7 @@ def table(rows: Mapping[str, np.ndarray]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        "benchmarks.fit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("benchmarks.fit", __doc__)
     parser.add_argument("--check", action="store_true", help="write no coefficients")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="RECORD")
     parser.add_argument("--pairs", type=Path, default=PAIRS, help="the file of pairs")

@@ -6,8 +6,6 @@ Equal seeds start from equal parameters and see equal batches, so that the runs 
 the arithmetic alone. All recipes of a seed are compared with the same run in bf16.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -11,8 +11,6 @@ CUTLASS's kernels, of bfloat16, are those of its examples 24 and 57, built by
 `benchmarks/cutlass/build.sh`. Gaps between the loop's kernels count only in the wall time.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness import exact
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import JaxPeer, Peer, Role, jax_call, on_gpu, pinned_implementation
+from benchmarks.harness.peer import JaxPeer, Peer, Role, on_gpu, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 
@@ -113,24 +111,15 @@ class OursList(JaxPeer):
         return call
 
 
-class CublasList(Peer):
-    """A cuBLAS call a problem, all in one jitted function."""
-
-    name = "cublas_loop"
-    role = Role.LOOP
-
-    def prepare(self, kind, lhs, rhs):
-        options = CUBLAS_ONLY if on_gpu() else None
-        function = functools.partial(loop, precision=kind.precision)
-        return jax_call(jax.jit(function, compiler_options=options), lhs, rhs)
-
-
 def peers(kind: Kind) -> list[Peer]:
     """Our schedulers, the loop, and CUTLASS's kernels with and without sorting."""
+    # A cuBLAS call a problem, all in one jitted function.
+    one_by_one = functools.partial(loop, precision=kind.precision)
+    options = CUBLAS_ONLY if on_gpu() else None
     sorts = [(kernel, sort) for kernel in cutlass.PRODUCTS for sort in (True, False)]
     return [
         *(OursList(variant, kind) for variant in VARIANTS),
-        CublasList(),
+        JaxPeer("cublas_loop", Role.LOOP, one_by_one, compiler_options=options),
         *(cutlass.CutlassList(*each) for each in sorts),
     ]
 

@@ -5,8 +5,6 @@ python -m benchmarks.memory --target-config tests/data/h200_target_config.txtpb
 With `--target-config` it compiles for the described GPU, so that it needs none.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -12,13 +12,11 @@ microbatches; `fp8_NAME` quantises them in each call, as in a step of one microb
 kernels' times, summed up by what they do.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -226,19 +224,6 @@ def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def memory_table(records: Sequence[Mapping]) -> str:
-    rows = [
-        f"{record['case']:26}"
-        + "".join(
-            f"{name}: {peer['temporary_bytes'] / 2**20:.0f} MiB   "
-            for name, peer in record["peers"].items()
-            if "temporary_bytes" in peer
-        )
-        for record in records
-    ]
-    return "\n".join(["temporary memory", *rows]) if rows else ""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
@@ -296,7 +281,13 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 def texts(results: Mapping) -> list[str]:
-    return [*report.texts(results), memory_table(results["cases"])]
+    rows = [
+        [case["case"], name, f"{peer['temporary_bytes'] / 2**20:.0f}"]
+        for case in results["cases"]
+        for name, peer in case["peers"].items()
+        if "temporary_bytes" in peer
+    ]
+    return [*report.texts(results), report.table(["temporary memory", "peer", "MiB"], rows)]
 
 
 COMMAND = Command(

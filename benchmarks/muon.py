@@ -8,8 +8,6 @@ those of that iteration. `step` is a whole step with float32 parameters, by `opt
 `optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit beside each other.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

@@ -15,8 +15,6 @@ In `apply`, updates are given: `ours` adds and quantises, and `xla_copy` adds an
 bfloat16. `copy` is the speed of memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -28,6 +26,7 @@ import jax.numpy as jnp
 import optax
 
 import jax_grouped_gemm as jgg
+from benchmarks.fp8.quantizers import differing_share
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
 from benchmarks.harness.command import Command, add_choices
@@ -159,18 +158,6 @@ def _largest_difference(found: Params, expected: Params) -> jax.Array:
     return jnp.max(jnp.stack(jax.tree.leaves(differences)))
 
 
-@jax.jit
-def _differing(found: Any, expected: Any) -> jax.Array:
-    """Elements of FP8 weights or scales whose bits differ."""
-
-    def count(a, b):
-        bits = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
-        a, b = (jax.lax.bitcast_convert_type(x, bits) for x in (a, b))
-        return jnp.sum(a != b)
-
-    return sum(jax.tree.leaves(jax.tree.map(count, found, expected)))
-
-
 class Running(Call):
     """Steps one after the other, each in place of the one before. The first is looked at."""
 
@@ -183,8 +170,9 @@ class Running(Call):
         self.error = 0.0
         if expected is not None:
             self.error = float(_largest_difference(masters, expected))
-        if quantized is not None and int(_differing(quantized, jax.jit(quantize)(masters))):
-            self.error = float("inf")
+        if quantized is not None:
+            pair = (jax.tree.leaves(x) for x in (quantized, jax.jit(quantize)(masters)))
+            self.error = float("inf") if differing_share(*pair) > 0 else self.error
 
     def _step(self) -> Any:
         self._state = self._compiled(self._state, self._gradients)

@@ -5,9 +5,6 @@ python -m benchmarks.pictures          # after recording anew; writes docs/image
 Pictures are as wide as a page of a repository shows them.
 """
 
-from __future__ import annotations
-
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import matplotlib
 import numpy as np
 
 from benchmarks.harness.cases import SHAPES
+from benchmarks.harness.command import parser_of
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
@@ -376,7 +374,7 @@ PICTURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.pictures", description=__doc__)
+    parser = parser_of("benchmarks.pictures", __doc__)
     parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PICTURES)}")
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where to")
     options = parser.parse_args(arguments)

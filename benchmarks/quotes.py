@@ -1,22 +1,11 @@
 """What the pages say of the recorded results: tables and numbers, each from the named records."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks import quotes_layers as layers
 from benchmarks.harness.cases import SHAPES, SUITES, Shape
 from benchmarks.harness.measure import best_grouped
-from benchmarks.harness.quoting import (
-    ends,
-    mean_and_span,
-    microseconds,
-    ratio,
-    span,
-    table,
-    time_and_rate,
-)
 from benchmarks.harness.results_file import load
 from benchmarks.records_by_topic import (
     GIB,
@@ -25,9 +14,16 @@ from benchmarks.records_by_topic import (
     case,
     cases,
     commits,
+    ends,
+    mean_and_span,
     memory_of,
+    microseconds,
     ours,
+    ratio,
     ratios,
+    span,
+    table,
+    time_and_rate,
 )
 
 # In a table of the fastest, and in words.

@@ -1,12 +1,20 @@
 """What the pages say of whole layers, of training, of Muon and of an H100."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
-from benchmarks.harness.quoting import microseconds, span, table, time_and_rate
-from benchmarks.records_by_topic import GIB, MIB, case, cases, commits, ours
+from benchmarks.records_by_topic import (
+    GIB,
+    MIB,
+    case,
+    cases,
+    commits,
+    microseconds,
+    ours,
+    span,
+    table,
+    time_and_rate,
+)
 from jax_grouped_gemm.demo.presets import PRESETS
 
 RECIPES = ("blockwise_bf16_wgrad", "blockwise")

@@ -8,8 +8,6 @@ In double precision CUTLASS's grouped rank-2k kernels take part, which `benchmar
 builds.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable, Sequence
@@ -119,37 +117,16 @@ def at_precision(function: Callable[..., jax.Array], precision: str | None):
     return with_precision
 
 
-def variants(update: Update) -> dict[str, Callable[..., jax.Array]]:
-    """Ours, by what becomes of the other triangle and how operands are stored."""
-
-    def transposed(a, b):
-        # The same bytes as [g, k, n]: other numbers, the same work.
-        turned = (x.reshape(x.shape[0], x.shape[2], x.shape[1]) for x in (a, b))
-        return ours(update, transpose=True)(*turned)
-
-    return {
-        "ours": ours(update),
-        "symmetric": ours(update, symmetrize_output=True),
-        "transposed": transposed,
-    }
-
-
 def peers(update: Update) -> list[Peer]:
     """Everything that is timed for one update; operands are `a`, and `b` if it takes two."""
 
-    def jax_peer(name: str, role: Role, function: Callable[..., jax.Array], **options) -> Peer:
-        precise = at_precision(function, update.precision)
+    def jax_peer(name: str, role: Role, function: Callable[..., jax.Array]) -> Peer:
         # Those of one operand get the other one too, and leave it.
-        return JaxPeer(name, role, precise, **options)
+        return JaxPeer(name, role, at_precision(function, update.precision))
 
     found = [
-        jax_peer(
-            name,
-            Role.OURS if name == "ours" else Role.VARIANT,
-            function,
-            checked=name != "transposed",
-        )
-        for name, function in variants(update).items()
+        jax_peer("ours", Role.OURS, ours(update)),
+        jax_peer("symmetric", Role.VARIANT, ours(update, symmetrize_output=True)),
     ]
     for name, (role, function) in EXPRESSIONS[update.two_operands].items():
         found.append(jax_peer(name, role, function))

@@ -1,10 +1,7 @@
 """Ragged products of MoE layers against everything else that can compute them.
 
 python -m benchmarks.run --output benchmarks/results/main.json
-python -m benchmarks.run --list
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
@@ -16,13 +13,12 @@ from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import ragged_work
 from benchmarks.harness.peer import Peer
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
-from benchmarks.peers.cublas import CublasDense, CublasLoop
+from benchmarks.peers.cublas import CublasDense, CublasLoop, TorchGroupedMm
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.pallas_mgpu import PallasMgpu
 from benchmarks.peers.quack import Quack
 from benchmarks.peers.stock import Stock
 from benchmarks.peers.tokamax import Tokamax
-from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
 
 
 def peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
@@ -43,7 +39,7 @@ def peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--shapes", nargs="+", default=["main"], metavar="NAME", help="and suites (--list)")
+    add("--shapes", nargs="+", default=["main"], metavar="NAME", help=f"suites: {[*SUITES]}")
     add_choices(parser, "--ops", OPS, ["forward", "dgrad", "wgrad"])
     add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
     add_choices(parser, "--peers", peers())
@@ -58,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="configurations tried a problem of the peers that leave their tiles to the caller",
     )  # fmt: skip
     add("--retune", action="store_true", help="sweep again where known")
-    add("--list", action="store_true", help="print the choices and stop")
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -95,28 +90,12 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-def print_choices() -> None:
-    """What can be asked for, and which peers this machine has."""
-    for suite, shapes in SUITES.items():
-        print(f"suite {suite}")
-        for shape in shapes:
-            print(f"  {shape}")
-    for peer in peers().values():
-        reason = peer.unavailable_reason()
-        print(f"peer {peer.name} ({peer.role}): {f'unavailable, {reason}' if reason else 'ready'}")
-
-
 COMMAND = Command(
     "benchmarks.run", __doc__, jobs, add_arguments=add_arguments, complete=complete, rounds=20
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> dict | None:
-    options = COMMAND.parse(arguments)
-    if options.list:
-        return print_choices()
-    return COMMAND.run(options, arguments)
-
+main = COMMAND.main
 
 if __name__ == "__main__":
     leave_memory_to_torch()

@@ -8,9 +8,6 @@ what lies between is `quotes.QUOTES[NAME]`, in lines of its own where it has sev
 the middle of a sentence otherwise. There it may not begin a line, which would end the paragraph.
 """
 
-from __future__ import annotations
-
-import argparse
 import difflib
 import json
 import re
@@ -19,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import quotes
+from benchmarks.harness.command import parser_of
 
 ROOT = Path(__file__).parents[1]
 # Every page that has a region.
@@ -88,11 +86,7 @@ def differences(path: Path, wanted: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.tables", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
     check = parser.parse_args(arguments).check
     found = []

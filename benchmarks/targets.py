@@ -6,9 +6,6 @@ python -m benchmarks.targets benchmarks/results/*.json
 any target is missed; one that no result is about, or some of whose cases none is about, says so.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from benchmarks.fp8.cases import PRODUCTS as FP8_PRODUCTS
 from benchmarks.fp8.cases import QUANTIZED_SHAPES, QUANTIZERS, STEP
 from benchmarks.harness import report
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES
+from benchmarks.harness.command import parser_of
 from benchmarks.harness.results_file import load
 from benchmarks.harness.target import (
     DENSE_RATIO,
@@ -232,7 +230,7 @@ def check(results: Mapping) -> list[Verdict]:
 def main(
     arguments: Sequence[str] | None = None, write: Callable[[str], object] = print
 ) -> list[Verdict]:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
+    parser = parser_of("benchmarks.targets", __doc__)
     parser.add_argument(
         "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"
     )

@@ -7,8 +7,6 @@ failed; with a smaller `--batch` all may fit. Times are the host's, over all ste
 memory is what XLA plans for a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ and multiplies those; `bf16` has weights that were dequantised before. All weigh
 numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -86,13 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    found = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
-    counts = [TINY.tokens] if options.dry_run else options.tokens
-    options.layers = [
-        dataclasses.replace(layer, name=f"{layer.name}_{tokens}", tokens=tokens)
-        for layer in found
-        for tokens in counts
-    ]
+    if options.dry_run:
+        options.tokens = [TINY.tokens]
+    layers.complete(options)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

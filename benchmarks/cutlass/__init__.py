@@ -3,8 +3,6 @@
 They are peers only: nothing here is part of the package, and none of its kernels is in the library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import weakref

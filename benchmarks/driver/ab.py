@@ -6,8 +6,6 @@ The two take turns, a process each, in a new random order every round; the ratio
 time over the second one's in the same round. `build.sh` builds a driver.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import statistics
@@ -18,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, Case, Shape, select_shapes
-from benchmarks.harness.command import add_choices
+from benchmarks.harness.command import add_choices, parser_of
 from benchmarks.harness.report import table
 from benchmarks.rank_k import UPDATES
 
@@ -110,11 +108,7 @@ def summary(found: Sequence[Sequence[dict[str, Timing]]]) -> str:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.driver.ab",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.driver.ab", __doc__)
     add = parser.add_argument
     add("drivers", type=Path, nargs="+", help="one or two builds of the driver")
     add("--shapes", nargs="+", default=["main"], metavar="NAME")

@@ -3,8 +3,6 @@
 python -m benchmarks.fp8 --output benchmarks/results/fp8.json
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 

@@ -1,7 +1,5 @@
 """What is measured of FP8, as plain data."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

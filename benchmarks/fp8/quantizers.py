@@ -1,7 +1,5 @@
 """Quantisers as fractions of copy bandwidth: rows, weights with their transpose, ragged rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -39,7 +37,8 @@ def quantizer(op: str, implementation: str) -> Quantizer:
 def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
     """What the case quantises: the weights or the rows of a forward product."""
     x, w, sizes = inputs.operands(of_bf16(case, "forward"))
-    return {"quantize_rows": (x,), "quantize_weights": (w,), "quantize_ragged": (x, sizes)}[case.op]
+    of = {"quantize_rows": (x,), "quantize_weights": (w,), "quantize_ragged": (x, sizes)}
+    return of[case.op.name]
 
 
 @jax.jit

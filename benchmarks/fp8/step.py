@@ -1,7 +1,5 @@
 """What a layer pays in training: quantisation and all three products, against bfloat16's three."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -47,21 +45,11 @@ def products() -> dict[str, Product]:
     }
 
 
-class StepPeer(JaxPeer):
-    """A step with one of `products`, whose calls know its name."""
-
-    def __init__(self, name: str):
-        role = Role.OURS if name == "ours" else Role.VARIANT
-        super().__init__(name, role, step(products()[name]))
-
-    def prepare(self, problem, *operands):
-        call = super().prepare(problem, *operands)
-        call.name = self.name
-        return call
-
-
 def peers() -> list[Peer]:
-    return [StepPeer(name) for name in products()]
+    return [
+        JaxPeer(name, Role.OURS if name == "ours" else Role.VARIANT, step(product))
+        for name, product in products().items()
+    ]
 
 
 @jax.jit

@@ -3,8 +3,6 @@
 A result that is nearly all of a problem's traffic has its floor at the speed of writing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +19,7 @@ from benchmarks.harness.peer import (
     jax_call,
     missing_module,
     on_gpu,
+    once,
     without_gpu,
 )
 
@@ -55,9 +54,7 @@ def _writing(start: Callable[[Any], object]) -> Call:
         start(buffer)
         return buffer
 
-    call = TorchCall(run)
-    call.wait(call.run())
-    return call
+    return once(TorchCall(run))
 
 
 def memset_call() -> Call:

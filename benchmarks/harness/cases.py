@@ -3,8 +3,6 @@
 Nothing here touches a device, so that tests can use the same cases.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable

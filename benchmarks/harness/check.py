@@ -1,7 +1,5 @@
 """Whether a peer computed the right thing, before any of its times count."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A suite's command line: the options that all have, one session, one format of results."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +10,15 @@ from benchmarks.harness import report
 from benchmarks.harness.peer import on_gpu
 from benchmarks.harness.recorders import RECORDERS
 from benchmarks.harness.session import Job, Session, watched
+
+
+def parser_of(module: str, description: str) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring as it stands."""
+    return argparse.ArgumentParser(
+        f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def add_choices(
@@ -56,11 +63,7 @@ class Command:
     texts: Callable[[Mapping], Sequence[str]] = report.texts
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        parser = argparse.ArgumentParser(
-            prog=f"python -m {self.module}",
-            description=self.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        parser = parser_of(self.module, self.description)
         self._add_common(parser)
         self.add_arguments(parser)
         options = parser.parse_args(arguments)

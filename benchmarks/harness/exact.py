@@ -5,8 +5,6 @@ results are judged by PyTorch on the GPU. Elsewhere, and without PyTorch, NumPy 
 is written here holds for arrays of both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """FP8 operands of normal data, with scales in blocks, and what their product should be."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import NamedTuple

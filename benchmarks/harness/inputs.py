@@ -1,7 +1,5 @@
 """Random operands and group sizes on the device, shared by the ops of a shape."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Callable

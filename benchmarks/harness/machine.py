@@ -1,7 +1,5 @@
 """What a result depends on besides the code: GPU, clocks, versions, commit."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import subprocess

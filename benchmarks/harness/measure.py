@@ -1,7 +1,5 @@
 """Measuring one case: prepare the peers, check their results, time them together."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -12,10 +10,9 @@ from typing import Any
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import moved_bytes
 from benchmarks.harness.cases import Case, flops, unavoidable_bytes, written_bytes
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.peer import Call, NotOffered, Peer, Role, is_checked
-from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.recorders import Recorder, Sample
 from benchmarks.harness.timing import HostTimes, host_times, interleave, median_ratio
 
 

@@ -1,7 +1,5 @@
 """What the benchmark asks of a peer, and the two kinds of calls that peers make."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import importlib.util
@@ -166,16 +164,18 @@ class JaxPeer(Peer):
         function: Callable[..., Any],
         checked: bool | None = None,
         part_of: Callable[[str], str] | None = None,
+        compiler_options: dict | None = None,
     ):
         self.name, self.role, self.function = name, role, function
-        self.checked, self.part_of = checked, part_of
+        self.checked, self.part_of, self._options = checked, part_of, compiler_options
 
     def prepare(self, problem: Any, *operands: Any) -> Call:
         try:
-            call = jax_call(jax.jit(self.function), *operands)
+            jitted = jax.jit(self.function, compiler_options=self._options)
+            call = jax_call(jitted, *operands)
         except NotImplementedError as error:
             raise NotOffered(str(error)) from error
-        call.part_of = self.part_of
+        call.name, call.part_of = self.name, self.part_of
         return call
 
 
@@ -199,6 +199,12 @@ def jax_call(jitted: Callable[..., jax.Array], *operands: jax.Array) -> Call:
     """A call of a jitted function, compiled and run once."""
     jax.block_until_ready(jitted(*operands))
     return Call(lambda: jitted(*operands))
+
+
+def once(call: Call) -> Call:
+    """A call that has run once."""
+    call.wait(call.run())
+    return call
 
 
 def missing_module(name: str) -> str | None:

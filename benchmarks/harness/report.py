@@ -1,7 +1,5 @@
 """Results as text: a table of times, a table of ratios, and what did not run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measure import best_grouped, geometric_mean

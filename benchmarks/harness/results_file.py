@@ -1,7 +1,5 @@
 """Results files: small enough to keep, and several read as one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

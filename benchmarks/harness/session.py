@@ -1,7 +1,5 @@
 """One run of a command: what is measured with, a time limit, and results that grow case by case."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler
@@ -53,13 +51,11 @@ class Deadline:
     """Time left for jobs, which cannot be interrupted: so a job needs to look short enough."""
 
     def __init__(self, seconds: float):
-        self._start = time.monotonic()
-        self._end = self._start + seconds
-        self._longest = 0.0
+        self._start, self._seconds, self._longest = time.monotonic(), seconds, 0.0
 
     def allows_another(self) -> bool:
         """Whether a job as long as the longest so far would still end in time."""
-        return time.monotonic() + self._longest < self._end
+        return self.elapsed() + self._longest < self._seconds
 
     def elapsed(self) -> float:
         return time.monotonic() - self._start
@@ -71,11 +67,7 @@ class Deadline:
 class Session:
     """One run: the recorder that measures, and the results that grow job by job.
 
-    Args:
-      command: the module and its arguments.
-      options: of the command line, as `command.Command` parses it.
-      timed: whether device time is measured, which needs a recorder.
-      summarize: of the cases, for the results.
+    `timed` is whether device time is measured, which needs a recorder.
     """
 
     def __init__(

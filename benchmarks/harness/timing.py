@@ -4,8 +4,6 @@ The chip's clocks drift by several per cent within minutes. Calls are therefore 
 round runs every call once, in a new random order, and what is compared is the ratio within a round.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.peer import Call
-from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.recorders import Recorder, Sample
 
 # Several times the 50 to 60 MB of L2 on Hopper.
 FLUSH_BYTES = 256 * 2**20

@@ -9,8 +9,6 @@ that is another program, "kernel" is our kernel and "XLA" XLA's product. `benchm
 the record when plans fall back to XLA.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os
@@ -20,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 
 from benchmarks.harness.command import Command, add_choices
-from benchmarks.harness.cupti import CuptiRecorder
+from benchmarks.harness.recorders import CuptiRecorder
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
 from benchmarks.never_slower import report, shapes
 from benchmarks.never_slower.cases import Case, case

@@ -1,7 +1,5 @@
 """A random shape as a case: what is compiled for it, who takes part, and how results are judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +19,7 @@ from benchmarks.harness.peer import Peer, Role, on_gpu, pinned_implementation
 from benchmarks.never_slower import recipes, shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers import ours, stock
-from benchmarks.peers.cublas import CublasLoop
-from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
+from benchmarks.peers.cublas import CublasLoop, TorchGroupedMm
 
 # Stock JAX multiplies every row by the matrices of all groups, or copies the rows for each.
 MOST_STOCK_BYTES = 1 << 31

@@ -4,8 +4,6 @@ Nearly all of a case's time is XLA's: a program is compiled once and runs for mi
 compiles without Python's lock, and its autotuner takes the GPU in turn.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A recipe that computes in bf16 by plan is the same program as one without a recipe.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

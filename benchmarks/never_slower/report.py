@@ -5,13 +5,10 @@ PyTorch's grouped product of 16-bit operands, an expression whose result is the 
 with zeros beside it or an exactly symmetric sum, and for lists, whose sizes are static, a loop of
 cuBLAS.
 
-Told beside it: a loop of one cuBLAS call a group, which has to know on the host what a device
-computed, and whose gaps between kernels are left out of its time; PyTorch's grouped product of
-float32, which is such a loop; and `A@A.T` as it is, whose result has neither zeros in the other
-triangle nor, by any promise, its exact mirror image.
+Told beside it: a loop of one cuBLAS call a group, and PyTorch's grouped product of float32, which
+have to know on the host what a device computed; and `A@A.T` as it is, which has no zeros in the
+other triangle nor promises its exact mirror image.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 

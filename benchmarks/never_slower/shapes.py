@@ -4,8 +4,6 @@ Nothing here touches a device. A case is drawn from the seed, its operation and 
 that every process that asks for it finds the same.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

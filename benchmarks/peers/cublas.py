@@ -1,11 +1,9 @@
-"""cuBLAS through PyTorch: a loop over groups, and one dense product of the same FLOPs."""
-
-from __future__ import annotations
+"""Through PyTorch: its grouped product (CUTLASS), and cuBLAS, in a loop or as one dense product."""
 
 import numpy as np
 
 from benchmarks.harness.cases import row_ranges
-from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch
+from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch, once
 
 
 def _mm(a, b, out, problem):
@@ -48,9 +46,7 @@ class CublasLoop(Peer):
                 _mm(operand, weights, result, problem)
             return out
 
-        call = TorchCall(run, f"{len(products)} products")
-        call.wait(call.run())
-        return call
+        return once(TorchCall(run, f"{len(products)} products"))
 
 
 class CublasDense(Peer):
@@ -68,6 +64,25 @@ class CublasDense(Peer):
         else:
             b = b[0].mT if problem.transpose_rhs else b[0]
         out = _empty((a.shape[0], b.shape[1]), problem, a)
-        call = TorchCall(lambda: _mm(a, b, out, problem))
-        call.wait(call.run())
-        return call
+        return once(TorchCall(lambda: _mm(a, b, out, problem)))
+
+
+class TorchGroupedMm(Peer):
+    """Row-major and column-major weights are both native: a transposed view costs nothing."""
+
+    name = "torch_grouped_mm"
+    role = Role.GROUPED
+    needs = ("torch",)
+
+    def prepare(self, problem, lhs, rhs, group_sizes):
+        import torch
+
+        if problem.out_dtype != problem.dtype:
+            raise NotOffered(f"its result has the operands' dtype, {problem.dtype}")
+        a, b = as_torch(lhs), as_torch(rhs)
+        ends = torch.cumsum(as_torch(group_sizes), 0, dtype=torch.int32)
+        if problem.contracting:
+            a = a.mT
+        elif problem.transpose_rhs:
+            b = b.mT
+        return once(TorchCall(lambda: torch._grouped_mm(a, b, offs=ends)))

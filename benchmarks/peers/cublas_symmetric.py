@@ -3,8 +3,6 @@
 Neither JAX nor PyTorch calls them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
 SONAMES = ("libcublas.so.13", "libcublas.so.12")
@@ -101,6 +99,4 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
 
     # The pointers are of arrays that have to live as long as the call.
     run.kept = (alpha, beta, *operands)
-    call = EnqueuedCall(run, f"{g} calls of {name}")
-    call.wait(call.run())
-    return call
+    return once(EnqueuedCall(run, f"{g} calls of {name}"))

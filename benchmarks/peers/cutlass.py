@@ -3,8 +3,6 @@
 Sizes and pointers are written to the device before anything is timed, and schedules made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import cutlass
-from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, without_gpu
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once, without_gpu
 
 # What example 24 runs, then what example 57 does, with the tiles that suit 16-bit operands.
 PRODUCTS = {
@@ -45,51 +43,38 @@ class CutlassList(CutlassPeer):
         self._kernel, self._sort = kernel, sort
 
     def prepare(self, problem, lhs, rhs):
+        """It writes its own results [m, n] again and again."""
         if lhs[0].dtype != jnp.bfloat16:
             raise NotOffered("built for bfloat16")
-        return products(self._kernel, lhs, rhs, self._sort)
-
-
-def products(kernel: str, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array], sort: bool) -> Call:
-    """Bfloat16 lhs [m, k] times rhs [k, n] of each pair, with a kernel of `PRODUCTS`.
-
-    It writes its own results [m, n] again and again.
-    """
-    # From the host, because XLA would compile a program for every shape. NaN, so that nothing
-    # unwritten looks right.
-    outs = [
-        jnp.asarray(np.full((a.shape[0], b.shape[1]), np.nan, a.dtype))
-        for a, b in zip(lhs, rhs, strict=True)
-    ]
-    pointers = _pointers([*lhs, *rhs, *outs])
-    count = len(outs)
-    problems = [
-        cutlass.Problem(a.shape[0], b.shape[1], a.shape[1], *pointers[i::count])
-        for i, (a, b) in enumerate(zip(lhs, rhs, strict=True))
-    ]
-    return _call(PRODUCTS[kernel], problems, outs, (lhs, rhs), sort)
+        # From the host, because XLA would compile a program for every shape. NaN, so that nothing
+        # unwritten looks right.
+        outs = [
+            jnp.asarray(np.full((a.shape[0], b.shape[1]), np.nan, a.dtype))
+            for a, b in zip(lhs, rhs, strict=True)
+        ]
+        pointers, count = _pointers([*lhs, *rhs, *outs]), len(outs)
+        problems = [
+            cutlass.Problem(a.shape[0], b.shape[1], a.shape[1], *pointers[i::count])
+            for i, (a, b) in enumerate(zip(lhs, rhs, strict=True))
+        ]
+        return _call(PRODUCTS[self._kernel], problems, outs, (lhs, rhs), self._sort)
 
 
 class CutlassRank2k(CutlassPeer):
-    """A kernel of `UPDATES` on stacks."""
+    """Lower triangles of A B^H + B A^H for stacks [g, n, k], with a kernel of `UPDATES`."""
 
     def __init__(self, name: str):
         self.name = name
 
     def prepare(self, update, a, b):
-        return updates(self.name, a, b)
-
-
-def updates(kernel: str, a: jax.Array, b: jax.Array) -> Call:
-    """Lower triangles of A B^H + B A^H for stacks [g, n, k], with a kernel of `UPDATES`."""
-    g, n, k = a.shape
-    out = jnp.full((g, n, n), jnp.nan, a.dtype)
-    operands = [
-        [start + i * x.nbytes // g for i in range(g)]
-        for start, x in zip(_pointers([a, b, out]), (a, b, out), strict=True)
-    ]
-    problems = [cutlass.Problem(n, n, k, *found) for found in zip(*operands, strict=True)]
-    return _call(UPDATES[str(a.dtype)][kernel], problems, out, (a, b))
+        g, n, k = a.shape
+        out = jnp.full((g, n, n), jnp.nan, a.dtype)
+        operands = [
+            [start + i * x.nbytes // g for i in range(g)]
+            for start, x in zip(_pointers([a, b, out]), (a, b, out), strict=True)
+        ]
+        problems = [cutlass.Problem(n, n, k, *found) for found in zip(*operands, strict=True)]
+        return _call(UPDATES[str(a.dtype)][self.name], problems, out, (a, b))
 
 
 def _pointers(arrays: Sequence[jax.Array]) -> list[int]:
@@ -105,6 +90,4 @@ def _call(kernel: str, problems: list, out, operands, sort: bool = False) -> Cal
 
     # The plan has pointers of arrays that have to live as long as it does.
     run.kept = operands
-    call = EnqueuedCall(run, kernel)
-    call.wait(call.run())
-    return call
+    return once(EnqueuedCall(run, kernel))

@@ -1,7 +1,5 @@
 """Layers over several GPUs: ours in all its ways, and how they are written without it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

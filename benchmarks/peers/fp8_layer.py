@@ -1,7 +1,5 @@
 """Whole mixture-of-experts layers in FP8, with weights quantised in each call or before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """This project's kernels through its public functions; its reference implementation on a CPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

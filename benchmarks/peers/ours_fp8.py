@@ -1,7 +1,5 @@
 """Our FP8 products, and what is compared with them of ours: other scales, and bfloat16."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

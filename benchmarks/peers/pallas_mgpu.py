@@ -3,8 +3,6 @@
 The kernel is an example in JAX's tree and takes its tile sizes from the caller.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

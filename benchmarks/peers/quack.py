@@ -1,7 +1,5 @@
 """QuACK's variable-length GEMM (CuTe DSL), where it is installed."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@ weight gradients with gathered operands, the gradient of the rows of x, their su
 up have their columns in turn, as QuACK wants them; weights are stored k-major, which is fastest.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch
+from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch, once
 from benchmarks.peers import quack
 from benchmarks.peers.sweep import Sweep
 
@@ -277,9 +275,7 @@ class QuackLayer(Peer):
         def run() -> tuple:
             return compose(lambda kind, *inputs: of_kind[kind](configs.get(kind), *inputs))
 
-        call = LayerCall(run, detail, inverse.reshape(tokens, top_k))
-        call.wait(call.run())
-        return call
+        return once(LayerCall(run, detail, inverse.reshape(tokens, top_k)))
 
 
 def _sum_of_rows():

@@ -1,7 +1,5 @@
 """`jax.lax.ragged_dot`, which XLA expands to a dense product over masked copies of the operand."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

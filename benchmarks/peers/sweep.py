@@ -3,8 +3,6 @@
 What a sweep finds is kept in a file, so that later runs do not spend their time on sweeping again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -45,14 +43,9 @@ class Sweep:
     ) -> Call:
         """The call of the fastest configuration that works; `detail` is the configuration.
 
-        Args:
-          problem: a `Problem`, or one of another suite with `k`, `n` and a text that names it.
-          candidates: in the order in which to try them.
-          prepare: compiles, in up to `workers` threads at once.
-
-        Raises:
-          NotOffered: without candidates.
-          Exception: what `prepare` raised first, if it raised for all candidates.
+        `problem` is a `Problem`, or one of another suite with `k`, `n` and a text that names it.
+        `prepare` compiles, in up to `workers` threads at once. If it raises for all candidates,
+        what it raised first is raised.
         """
         if not candidates:
             raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")

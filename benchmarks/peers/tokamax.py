@@ -1,7 +1,5 @@
 """tokamax's ragged dot, its Mosaic-GPU and its Triton kernels, where it is installed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

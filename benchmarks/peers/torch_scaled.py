@@ -1,7 +1,5 @@
 """cuBLAS's FP8 product and PyTorch's grouped one, both through PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -14,7 +12,7 @@ from benchmarks.harness.fp8_inputs import (
     reference,
     rowwise,
 )
-from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch
+from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch, once
 
 
 def fp8_as_torch(x: jax.Array) -> Any:
@@ -49,9 +47,7 @@ class DenseScaledMm(Peer):
             a, b = fp8_as_torch(lhs.values), fp8_as_torch(rhs.values)[0]
         options = dict.fromkeys(("scale_a", "scale_b"), torch.ones((), device=a.device))
         options |= {"out_dtype": getattr(torch, problem.out_dtype), "use_fast_accum": self._fast}
-        call = TorchCall(lambda: torch._scaled_mm(a, b.T, **options))
-        call.wait(call.run())
-        return call
+        return once(TorchCall(lambda: torch._scaled_mm(a, b.T, **options)))
 
 
 class TorchScaledGroupedMm(Peer):
@@ -75,11 +71,11 @@ class TorchScaledGroupedMm(Peer):
             "out_dtype": torch.bfloat16,
             "use_fast_accum": True,
         }
-        call = TorchCall(
-            lambda: torch._scaled_grouped_mm(*operands, *scales, **options),
-            "fast accumulation",
-            reference=lambda: reference(problem, lhs, rhs, group_sizes),
-            tolerance=FAST_ACCUMULATION_ERROR,
+        return once(
+            TorchCall(
+                lambda: torch._scaled_grouped_mm(*operands, *scales, **options),
+                "fast accumulation",
+                reference=lambda: reference(problem, lhs, rhs, group_sizes),
+                tolerance=FAST_ACCUMULATION_ERROR,
+            )
         )
-        call.wait(call.run())
-        return call

@@ -75,11 +75,6 @@ def test_ragged_products(dry_run, capsys):
     assert "tiny/forward/random" in printed and "best grouped peer" in printed
 
 
-def test_choices_are_listed(capsys):
-    assert run.main(["--list"]) is None
-    assert "suite main" in capsys.readouterr().out
-
-
 def test_layers_over_devices(dry_run):
     """Every strategy against the naive path, and what a call is made of."""
     options = "--devices", "2", "--strategies", "ours", "ragged"
@@ -177,7 +172,6 @@ def test_symmetric_updates(dry_run):
     for record in found.values():
         assert "cublas_loop" in record["peers"]
         assert record["peers"]["symmetric"]["error"]["total"] < 0.01
-        assert record["peers"]["transposed"]["status"] == "measured"
     assert "A@A.T" in found["2x24x16/syrk"]["ratios"]
 
 

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.harness import cases, check, cupti, measure, report, timing
-from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness import cases, check, measure, recorders, report, timing
 from benchmarks.harness.inputs import Inputs, abstract_operands
 from benchmarks.harness.peer import Call, NotOffered, Peer, Role
-from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.recorders import Activity, ClockRecorder, Sample, summarize
 
 
 def all_cases() -> list[cases.Case]:
@@ -172,9 +171,9 @@ class Library:
 @pytest.mark.parametrize("stays", [False, True])
 def test_cupti_is_attached_once_or_for_each_case(stays, monkeypatch):
     library = Library()
-    monkeypatch.setattr(cupti, "_load_cupti", lambda: library)
-    monkeypatch.setattr(cupti.ctypes, "CDLL", lambda name: Library())
-    recorder = cupti.CuptiRecorder()
+    monkeypatch.setattr(recorders, "_load_cupti", lambda: library)
+    monkeypatch.setattr(recorders.ctypes, "CDLL", lambda name: Library())
+    recorder = recorders.CuptiRecorder()
     recorder.stays_attached = stays
     for _ in range(3):
         with recorder:
@@ -199,7 +198,7 @@ def test_cupti_records_are_decoded():
     }
     for record, activity in expected.items():
         buffer = ctypes.create_string_buffer(record, len(record))
-        assert cupti.read_activity(ctypes.addressof(buffer)) == activity
+        assert recorders.read_activity(ctypes.addressof(buffer)) == activity
 
 
 def test_ratios_are_taken_within_a_round():

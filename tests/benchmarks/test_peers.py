@@ -73,7 +73,7 @@ def test_updates_have_their_precision_wherever_they_are_called(update):
     """What is timed is called after, and outside, all that has prepared it."""
     a, b = (jnp.ones((2, 24, 16), update.dtype) for _ in "ab")
     functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
-    assert len(functions) > 3
+    assert len(functions) >= 3
     want = "HIGHEST" if update.precision == "highest" else "DEFAULT"
     for function in functions:
         assert want in str(jax.make_jaxpr(jax.jit(function))(a, b))

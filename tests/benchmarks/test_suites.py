@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks.harness import cases, check, measure, results_file
 from benchmarks.harness.command import Command
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role
-from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.recorders import ClockRecorder, Sample
 from benchmarks.harness.session import Job
 from benchmarks.peers.sweep import Sweep
 
