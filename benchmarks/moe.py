@@ -227,28 +227,12 @@ def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
-    parser.add_argument(
-        "--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each"
-    )
-    parser.add_argument(
-        "--stock", action="store_true", help="the layer of jax.lax.ragged_dot too: up to 100 GiB"
-    )
-    parser.add_argument(
-        "--recipe",
-        nargs="+",
-        default=[],
-        choices=RECIPES,
-        metavar="NAME",
-        help=f"layers in FP8 too, with weights quantised before and in each call: {[*RECIPES]}",
-    )
-    parser.add_argument(
-        "--sweep",
-        type=int,
-        default=3,
-        metavar="N",
-        help="configurations of QuACK's tried a product of which the fastest is not known",
-    )
-    parser.add_argument("--retune", action="store_true", help="sweep again where it is known")
+    add = parser.add_argument
+    add("--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each")
+    add("--stock", action="store_true", help="with jax.lax.ragged_dot too: up to 100 GiB")
+    add("--recipe", nargs="+", default=[], choices=RECIPES, help="layers in FP8 too")
+    add("--sweep", type=int, default=3, metavar="N", help="tiles tried of a product of QuACK's")
+    add("--retune", action="store_true", help="sweep again where the fastest are known")
 
 
 def complete(options: argparse.Namespace) -> None:

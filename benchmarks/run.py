@@ -44,15 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
     add_choices(parser, "--peers", peers())
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add(
-        "--precision", default="default", choices=("default", "highest"),
-        help="of float32 operands: TF32's or float32's",
-    )  # fmt: skip
+    add("--precision", default="default", choices=("default", "highest"), help="of float32")
     add("--slow-rounds", type=int, default=3, help="rounds of slow peers")
-    add(
-        "--sweep", type=int, default=3, metavar="N",
-        help="configurations tried a problem of the peers that leave their tiles to the caller",
-    )  # fmt: skip
+    add("--sweep", type=int, default=3, metavar="N", help="tiles tried of peers that want them")
     add("--retune", action="store_true", help="sweep again where known")
 
 

@@ -3,15 +3,13 @@
 import functools
 import zlib
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import check
 from benchmarks.harness.cases import Case, Problem, Shape, tensor_shape
-
-AnyInputs = TypeVar("AnyInputs")
 
 
 class Inputs:
@@ -45,15 +43,15 @@ class Inputs:
         return self._tensors[name]
 
 
-class LatestInputs(Generic[AnyInputs]):
+class LatestInputs:
     """The inputs of one shape at a time: the old tensors go before the new ones come."""
 
-    def __init__(self, make: Callable[[Shape], AnyInputs]):
+    def __init__(self, make: Callable[[Any], Any]):
         self._make = make
-        self._shape: Shape | None = None
-        self._inputs: AnyInputs | None = None
+        self._shape: Any = None
+        self._inputs: Any = None
 
-    def of(self, shape: Shape) -> AnyInputs:
+    def of(self, shape: Any) -> Any:
         if self._shape != shape:
             self._inputs = None
             self._inputs, self._shape = self._make(shape), shape
