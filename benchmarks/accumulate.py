@@ -6,12 +6,9 @@ python -m benchmarks.accumulate --shapes main --output benchmarks/results/accumu
 that is donated too; `ours_product` is the product alone, into float32.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,37 +16,19 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check
-from benchmarks.harness.cases import (
-    DISTRIBUTIONS,
-    OPS,
-    Case,
-    Problem,
-    flops,
-    select_shapes,
-    unavoidable_bytes,
-    written_bytes,
-)
-from benchmarks.harness.command import Command
+from benchmarks.harness.cases import DISTRIBUTIONS, OPS, Case, Problem, select_shapes
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import Inputs, LatestInputs
-from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import (
-    Call,
-    JaxPeer,
-    Peer,
-    Role,
-    dimension_numbers,
-    pinned_implementation,
-)
+from benchmarks.harness.measure import Workload, ragged_workload
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
-from benchmarks.peers.ours import kernels_unavailable_reason
-
-Adding = Callable[..., jax.Array]
+from benchmarks.peers.ours import product
 
 
 class RunningSum(Call):
     """A call that takes the result of the one before it as its accumulator."""
 
-    def __init__(self, add: Adding, accumulator: jax.Array, *operands: jax.Array):
+    def __init__(self, add, accumulator: jax.Array, *operands: jax.Array):
         super().__init__(self._add)
         self._compiled = jax.jit(add, donate_argnums=0)
         self._operands = operands
@@ -61,62 +40,30 @@ class RunningSum(Call):
         return self._sum
 
     def wait(self, result: Any) -> None:
-        """Returns when the device has finished: of earlier results, nothing is left."""
+        # Of earlier results, nothing is left.
         jax.block_until_ready(self._sum)
 
 
-class AddingPeer:
+class AddingPeer(JaxPeer):
     """A function of (accumulator, lhs, rhs, group_sizes) whose accumulator is donated."""
 
-    slow = False
-
-    def __init__(self, name: str, role: Role, add: Adding):
-        self.name = name
-        self.role = role
-        self._add = add
-
-    def unavailable_reason(self) -> str | None:
-        """Why our kernels cannot run here, or None."""
-        return kernels_unavailable_reason()
-
-    def prepare(self, problem: Problem, start: jax.Array, *operands: jax.Array) -> Call:
-        """Compiles the function and adds once."""
-        return RunningSum(self._add, jnp.copy(start), *operands)
+    def prepare(self, problem, start, *operands):
+        return RunningSum(self.function, jnp.copy(start), *operands)
 
 
 def peers(problem: Problem) -> list[Peer]:
     """The kernel that adds, and the product with and without XLA's addition."""
     implementation = pinned_implementation()
-
-    def product(lhs, rhs, group_sizes):
-        return jgg.ragged_dot_general(
-            lhs,
-            rhs,
-            group_sizes,
-            dimension_numbers(problem),
-            preferred_element_type=jnp.float32,
-            implementation=implementation,
-        )
-
-    def then_add(accumulator, *operands):
-        return accumulator + product(*operands)
-
+    alone = product(problem, implementation)
     in_place = functools.partial(jgg.ragged_dot_accumulate, implementation=implementation)
     return [
         AddingPeer("ours", Role.OURS, in_place),
-        AddingPeer("ours_then_add", Role.VARIANT, then_add),
-        JaxPeer(
-            "ours_product",
-            Role.VARIANT,
-            lambda start, *operands: product(*operands),
-            kernels_unavailable_reason,
-            checked=False,
-        ),
+        AddingPeer("ours_then_add", Role.VARIANT, lambda total, *xs: total + alone(*xs)),
+        JaxPeer("ours_product", Role.VARIANT, lambda total, *xs: alone(*xs), checked=False),
     ]
 
 
 def work(case: Case, inputs: Inputs) -> Workload:
-    """A sum, judged after one addition."""
     problem = case.problem
     operands = inputs.operands(case)
     start = jax.random.normal(jax.random.key(case.seed), problem.out_shape, jnp.float32)
@@ -127,61 +74,36 @@ def work(case: Case, inputs: Inputs) -> Workload:
         del call.first
         return error, error.acceptable(problem)
 
-    written = written_bytes(problem)
-    return Workload(
-        f"{case.shape.name}/wgrad_add/{case.distribution}",
-        problem,
-        (start, *operands),
-        judge,
-        description={
-            "shape": dataclasses.asdict(case.shape),
-            "op": "wgrad_add",
-            "distribution": case.distribution,
-            "dtype": case.dtype,
-            "out_dtype": problem.out_dtype,
-        },
-        flops=flops(problem, case.group_sizes),
-        # The accumulator is read too.
-        bytes=unavoidable_bytes(problem, case.group_sizes) + written,
-        written_bytes=written,
-        seed=case.seed,
+    found = ragged_workload(case, (start, *operands), judge)
+    return dataclasses.replace(
+        found,
+        case=f"{case.shape.name}/wgrad_add/{case.distribution}",
+        description=found.description | {"op": "wgrad_add"},
+        bytes=found.bytes + found.written_bytes,  # the accumulator is read too
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Shapes and group sizes."""
     parser.add_argument("--shapes", nargs="+", default=["main"], metavar="NAME")
-    parser.add_argument(
-        "--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS, metavar="NAME"
-    )
-
-
-def complete(options: argparse.Namespace) -> None:
-    """Finds the shapes."""
-    options.shapes = select_shapes(["tiny"] if options.dry_run else options.shapes)
+    add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
     inputs = LatestInputs(lambda shape: Inputs(shape, "bfloat16", options.seed))
 
     def measure(case: Case) -> dict:
         of_case = work(case, inputs.of(case.shape))
         return session.compare(of_case, peers(case.problem), host=False)
 
-    return [
-        Job(case.name, functools.partial(measure, case))
-        for case in (
-            Case(shape, OPS["wgrad_f32"], distribution, seed=options.seed)
-            for shape in options.shapes
-            for distribution in options.distributions
-        )
+    cases = [
+        Case(shape, OPS["wgrad_f32"], distribution, seed=options.seed)
+        for shape in select_shapes(["tiny"] if options.dry_run else options.shapes)
+        for distribution in options.distributions
     ]
+    return [Job(case.name, functools.partial(measure, case)) for case in cases]
 
 
-COMMAND = Command(
-    "benchmarks.accumulate", __doc__, jobs, add_arguments=add_arguments, complete=complete
-)
+COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments=add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ does in the same time, so N would be perfect. "einsum" is the same iteration on 
 as XLA partitions it. Times are the host's, of a queue of calls; all take turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import itertools
@@ -26,6 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from benchmarks.harness import report
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
 from benchmarks.muon import einsums
@@ -113,16 +112,8 @@ def orthogonalization(
     return lambda: call(x)
 
 
-def measure(
-    make: Callable[[int], Callable[[], object]],
-    devices: int,
-    rounds: int,
-    plain: Callable[[int], Callable[[], object]] | None = None,
-) -> dict:
+def measure(calls: Mapping[str, Callable[[], object]], devices: int, rounds: int) -> dict:
     """Microseconds of a call of one device and of all, taking turns."""
-    calls = {"one": make(1), "ours": make(devices)}
-    if plain:
-        calls["einsum"] = plain(devices)
     us: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -131,45 +122,29 @@ def measure(
         results = [call() for _ in range(QUEUE)]
         jax.block_until_ready(results[-1])
         us[name].append((time.perf_counter() - start) * 1e6 / QUEUE)
+    medians = {name: statistics.median(times) for name, times in us.items()}
     speedups = [devices * a / b for a, b in zip(us["one"], us["ours"], strict=True)]
-    return {
-        "devices": devices,
-        "peers": {
-            name: {"status": "measured", "us": times, "median_us": statistics.median(times)}
-            for name, times in us.items()
-        },
-        "ratios": {"speedup": statistics.median(speedups)}
-        | (
-            {"einsum": statistics.median(us["einsum"]) / statistics.median(us["ours"])}
-            if plain
-            else {}
-        ),
+    ratios = {"speedup": statistics.median(speedups)}
+    if "einsum" in us:
+        ratios["einsum"] = medians["einsum"] / medians["ours"]
+    peers = {
+        name: {"status": "measured", "us": us[name], "median_us": medians[name]} for name in us
     }
+    return {"devices": devices, "peers": peers, "ratios": ratios}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How much of it a GPU gets."""
-    parser.add_argument("--devices", type=int, help="by default all that there are")
-    parser.add_argument("--preset", default="h200", choices=PRESETS)
-    parser.add_argument("--batch", type=int, default=8, help="sequences a GPU")
-    parser.add_argument(
-        "--xla-defaults",
-        action="store_true",
-        help="leave out moe.data_parallel_compiler_options",
-    )
-    parser.add_argument(
-        "--split",
-        nargs="*",
-        default=list(SPLIT),
-        choices=SPLIT,
-        metavar="STACK",
-        help="matrices that are split inside",
-    )
-    parser.add_argument("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
+    add = parser.add_argument
+    add("--devices", type=int, help="by default all that there are")
+    add("--preset", default="h200", choices=PRESETS)
+    add("--batch", type=int, default=8, help="sequences a GPU")
+    add("--xla-defaults", action="store_true", help="no moe.data_parallel_compiler_options")
+    add("--split", nargs="*", default=list(SPLIT), choices=SPLIT, metavar="STACK",
+        help="matrices that are split inside")  # fmt: skip
+    add("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Makes a dry run small."""
     options.devices = options.devices or len(jax.devices())
     options.recorder, options.no_host = "clock", True
     if options.dry_run:
@@ -178,50 +153,41 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """The step of training, and the optimiser's update."""
-    stack = tuple(options.stack)
-    made = {
+    devices, seed, stack = options.devices, options.seed, tuple(options.stack)
+    functions = {
         f"{options.preset}/training": functools.partial(
-            training,
-            preset_name=options.preset,
-            batch=options.batch,
-            seed=options.seed,
+            training, preset_name=options.preset, batch=options.batch, seed=seed,
             xla_defaults=options.xla_defaults,
         ),
-        f"{'x'.join(map(str, stack))}/muon": functools.partial(
-            muon, stack=stack, seed=options.seed
-        ),
-    }
-    plain = {}
+        f"{'x'.join(map(str, stack))}/muon": functools.partial(muon, stack=stack, seed=seed),
+    }  # fmt: skip
     for name in options.split:
-        shape = "tiny" if options.dry_run else name
-        function = functools.partial(
-            orthogonalization,
-            stack=TINY_STACK if options.dry_run else SPLIT[name],
-            seed=options.seed,
+        tiny = options.dry_run
+        of = functools.partial(
+            orthogonalization, stack=TINY_STACK if tiny else SPLIT[name], seed=seed
         )
-        made[f"{shape}/split"] = function
-        plain[f"{shape}/split"] = functools.partial(function, plain=True)
+        functions[f"{'tiny' if tiny else name}/split"] = of
 
     def case(name: str) -> dict:
         shape, op = name.split("/")
-        found = measure(made[name], options.devices, options.rounds, plain.get(name))
+        calls = {"one": functions[name](1), "ours": functions[name](devices)}
+        if op == "split":
+            calls["einsum"] = functions[name](devices, plain=True)
+        found = measure(calls, devices, options.rounds)
         return {"case": name, "shape": {"name": shape}, "op": op, **found}
 
-    return [Job(name, functools.partial(case, name)) for name in made]
+    return [Job(name, functools.partial(case, name)) for name in functions]
 
 
 def texts(results: Mapping) -> list[str]:
-    """A line a case."""
-    lines = []
-    for record in results["cases"]:
-        one, ours = (record["peers"][name]["median_us"] for name in ("one", "ours"))
-        lines.append(
-            f"{record['case']}: one GPU {one:.0f} us, {record['devices']} GPUs with as much each "
-            f"{ours:.0f} us, {record['ratios']['speedup']:.3f} times the work in the same time"
-            + (f"; einsum / ours {ratio:.2f}" if (ratio := record["ratios"].get("einsum")) else "")
-        )
-    return ["\n".join(lines)]
+    rows = [
+        [record["case"]]
+        + [f"{record['peers'][name]['median_us']:.0f}" for name in ("one", "ours")]
+        + [f"{record['ratios'].get(name, 0):.3f}" for name in ("speedup", "einsum")]
+        for record in results["cases"]
+    ]
+    header = ["case", "one GPU us", "all us", "times the work", "einsum / ours"]
+    return [report.table(header, rows)]
 
 
 COMMAND = Command(
@@ -231,7 +197,6 @@ COMMAND = Command(
     add_arguments=add_arguments,
     complete=complete,
     rounds=8,
-    summarize=lambda records: {},
     texts=texts,
 )
 main = COMMAND.main

@@ -4,22 +4,19 @@ python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel
 
 `ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
 their own. All are compiled with `moe.expert_parallel_compiler_options`, so that copy engines send
-what a ppermute sends, but for `nccl`, which is `ours` without, and `apart_nccl`. `apart` has
+what a ppermute sends, but for `nccl`, which is `ours` without. `apart` has
 gradients of tokens travel before the weights' gradients, not beside them. `naive` gathers all
 tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
-sums: MaxText's "ring of experts" with our products. `one_update_a_peer` is its other route. `local`
-is one GPU's share of the layer without any communication: T tokens and E/N experts. A fraction is
-the time of `local` over that of a strategy. Backward passes start from the forward pass's result,
-so that nothing of them can be done before. `links` are the layer's collectives by themselves.
+sums: MaxText's "ring of experts" with our products. `local` is one GPU's share of the layer without
+any communication: T tokens and E/N experts. A fraction is the time of `local` over that of a
+strategy. Backward passes start from the forward pass's result, so that nothing of them can be done
+before. `links` are the layer's collectives by themselves.
 
-With `--layer T,D,F,E,K`, which may be given several times, it measures a step of that layer in each
-way that `moe.expert_parallel_mlp` could choose (T tokens a GPU), and what it does choose: how far
-that is from the fastest. `--layers auto` stands for the layers above and six more.
+With `--layers auto` it measures a step of each layer, and of six more, in each way that
+`moe.expert_parallel_mlp` could choose, and what it does choose: how far that is from the fastest.
 
 Times are wall times of a queue of calls, by the host's clock.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -39,17 +36,18 @@ import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 
-from benchmarks.expert_parallel_plots import FORWARD, STEP  # noqa: E402
-from benchmarks.harness import check  # noqa: E402
-from benchmarks.harness.command import Command  # noqa: E402
+from benchmarks.harness import check, report  # noqa: E402
+from benchmarks.harness.command import Command, add_choices  # noqa: E402
 from benchmarks.harness.inputs import LatestInputs  # noqa: E402
 from benchmarks.harness.measure import Workload  # noqa: E402
 from benchmarks.harness.peer import Call  # noqa: E402
 from benchmarks.harness.session import Job, Session  # noqa: E402
-from benchmarks.moe import Layer  # noqa: E402
+from benchmarks.moe import Layer, relative_errors  # noqa: E402
 from benchmarks.peers.expert_parallel import (  # noqa: E402
     AXIS,
+    FORWARD,
     SPLIT,
+    STEP,
     STRATEGIES,
     WAYS,
     Problem,
@@ -67,23 +65,6 @@ from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, pred
 TOLERANCE = 0.02
 
 
-def random_layers(seed: int, count: int = 4) -> list[tuple[int, int, int, int, int]]:
-    """T, D, F, E and k of layers as they might be, whose step takes two GPUs milliseconds."""
-    rng = np.random.default_rng(seed)
-    found: list[tuple[int, int, int, int, int]] = []
-    while len(found) < count:
-        tokens = 2 ** int(rng.integers(11, 15))
-        embed = 128 * int(rng.integers(8, 57))
-        hidden = 64 * int(rng.integers(4, 65))
-        experts = 8 * int(rng.integers(1, 33))
-        top_k = int(rng.integers(1, 9))
-        flops = 18 * tokens * top_k * embed * hidden
-        weights = 3 * experts * embed * hidden
-        if 1e12 < flops < 6e12 and weights < 3e9 and top_k <= experts:
-            found.append((tokens, embed, hidden, experts, top_k))
-    return found
-
-
 LAYERS = {
     layer.name: layer
     for layer in (
@@ -99,7 +80,11 @@ UNTUNED = tuple(
     for t, d, f, e, k in (
         (8192, 2048, 512, 512, 10),
         (8192, 2880, 2880, 32, 4),
-        *random_layers(2026),
+        # At random, as they might be: steps that take two GPUs milliseconds.
+        (2048, 6400, 2752, 32, 3),
+        (16384, 4224, 576, 112, 3),
+        (16384, 3200, 896, 56, 4),
+        (4096, 3584, 3712, 8, 3),
     )
 )
 """Layers that nobody tuned anything for."""
@@ -139,28 +124,17 @@ def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
 
 
 def max_over_mean(experts: jax.Array, problem: Problem) -> float:
-    """Rows of the busiest device over their mean."""
     owner = np.asarray(experts).reshape(-1) // (problem.layer.experts // problem.devices)
     rows = np.bincount(owner, minlength=problem.devices)
     return float(rows.max() / rows.mean())
 
 
-@jax.jit
-def _relative_errors(results, expected):
-    def error(one, other):
-        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
-        return jnp.sqrt(jnp.sum((one - other) ** 2) / jnp.sum(other**2))
-
-    return [error(*pair) for pair in zip(results, expected, strict=True)]
-
-
 def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Workload:
-    """A layer, judged against the naive path."""
     layer = problem.layer
     expected = jax.jit(result_and_gradients(naive(problem), problem.op))(*operands)
 
     def judge(call: Call) -> tuple[check.Error, bool]:
-        errors = _relative_errors(tuple(call.run()), tuple(expected))
+        errors = relative_errors(tuple(call.run()), tuple(expected))
         error = check.Error(max(map(float, errors)))
         return error, error.within(call.tolerance or TOLERANCE)
 
@@ -232,35 +206,31 @@ def fractions(record: Mapping) -> dict[str, float]:
     }
 
 
-def table(results: Mapping) -> str:
-    """Microseconds and fractions, a row a case."""
-    lines = []
+def texts(results: Mapping) -> list[str]:
+    header = ["case", "peer", "us", "fraction", "MiB", "error", "predicted us"]
+    rows, lines = [], []
     for record in results["cases"]:
-        lines.append(
-            f"{record['case']}, {record['devices']} devices, max/mean {record['max_over_mean']:.3f}"
-        )
         for name, peer in record["peers"].items():
             if "median_us" not in peer:
-                reason = peer.get("reason", "")[:80]
-                lines.append(f"  {name:34} {peer['status']} {reason}")
+                lines.append(f"{record['case']} {name} {peer['status']}: {peer.get('reason', '')}")
                 continue
-            fraction = record["fractions"].get(name)
-            size = peer.get("temporary_bytes")
-            lines.append(
-                f"  {name:34}{peer['median_us']:9.0f} us"
-                + (f"   fraction {fraction:.3f}" if fraction else " " * 17)
-                + (f"   {size / 2**20:7.0f} MiB" if size is not None else "")
-                + (f"   error {peer['error']['total']:.1e}" if "error" in peer else "")
-                + (f"   predicted {peer['predicted_us']:.0f}" if "predicted_us" in peer else "")
-            )
+            found = {
+                "us": peer["median_us"],
+                "fraction": record["fractions"].get(name),
+                "MiB": peer.get("temporary_bytes", 0) / 2**20,
+                "error": peer.get("error", {}).get("total"),
+                "predicted us": peer.get("predicted_us"),
+            }
+            cells = (f"{x:.3g}" if x and x < 100 else f"{x or 0:.0f}" for x in found.values())
+            rows.append([record["case"], name, *cells])
         if choice := record.get("choice"):
             lines.append(
-                f"  it chose {choice['chosen_like']}, {choice['over_fastest']:.3f} times the "
-                f"fastest, {choice['fastest']}"
+                f"{record['case']}: it chose {choice['chosen_like']}, "
+                f"{choice['over_fastest']:.3f} times the fastest, {choice['fastest']}"
             )
         for name, link in record.get("links", {}).items():
-            lines.append(f"  link {name:17}{link['us']:9.0f} us   {link['gb_per_s']:.0f} GB/s")
-    return "\n".join(lines)
+            lines.append(f"link {name}: {link['us']:.0f} us, {link['gb_per_s']:.0f} GB/s")
+    return [report.table(header, rows), "\n".join(lines)]
 
 
 def choices(record: Mapping) -> dict[str, float | str]:
@@ -279,37 +249,20 @@ def choices(record: Mapping) -> dict[str, float | str]:
     }
 
 
-def _layer(text: str) -> Layer:
-    numbers = [int(number) for number in text.split(",")]
-    if len(numbers) != 5 or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"must be T,D,F,E,K, five positive integers, got {text!r}")
-    t, d, f, e, k = numbers
-    return Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Layers, what of them, and over how many devices."""
-    parser.add_argument(
-        "--layers", nargs="+", default=list(LAYERS), choices=[*LAYERS, "auto"], metavar="NAME"
-    )
-    parser.add_argument("--layer", action="append", type=_layer, metavar="T,D,F,E,K")
+    add_choices(parser, "--layers", [*LAYERS, "auto"], list(LAYERS))
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that compile")
-    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    add_choices(parser, "--ops", OPS)
     parser.add_argument("--devices", type=int, help="by default all that there are")
-    parser.add_argument(
-        "--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES, metavar="NAME"
-    )
+    add_choices(parser, "--strategies", STRATEGIES)
     others = [peer.name for peer in peers() if peer.name not in STRATEGIES]
     parser.add_argument("--peers", nargs="*", default=others, choices=others, metavar="NAME")
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds the layers."""
-    options.compares_ways = options.layer is not None or "auto" in options.layers
-    if "auto" in options.layers:
-        options.layer = [*LAYERS.values(), *UNTUNED, *(options.layer or ())]
+    options.compares_ways = "auto" in options.layers
     if options.compares_ways:
-        options.layers, options.ops = options.layer, [STEP]
+        options.layers, options.ops = [*LAYERS.values(), *UNTUNED], [STEP]
     else:
         options.layers = [LAYERS[name] for name in options.layers]
     if options.dry_run:
@@ -322,7 +275,6 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
     devices = options.devices
     inputs = LatestInputs(lambda layer: operands_of(layer, devices, options.seed))
     wanted = {*options.strategies, *options.peers}
@@ -340,7 +292,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 record["peers"][peer.name]["temporary_bytes"] = size
         record["fractions"] = fractions(record)
         if options.compares_ways:
-            shape = _shape_of(problem)
+            shape = Shape(*_numbers(problem.layer), devices)
             record["chosen_like"] = _chosen(shape)
             for name, way in WAYS.items():
                 seconds = predict(shape, **way, copy_engines=True).step_seconds
@@ -354,10 +306,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         Job(f"{problem.layer.name}/{problem.op}", functools.partial(measure, problem))
         for problem in problems
     ]
-
-
-def _shape_of(problem: Problem) -> Shape:
-    return Shape(*_numbers(problem.layer), problem.devices)
 
 
 def _chosen(shape: Shape) -> str:
@@ -383,11 +331,6 @@ def _compile_before(compared, problems, workers: int) -> None:
 
 def _numbers(layer: Layer) -> tuple[int, ...]:
     return layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
-
-
-def texts(results: Mapping) -> list[str]:
-    """One table."""
-    return [table(results)]
 
 
 COMMAND = Command(

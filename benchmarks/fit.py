@@ -18,7 +18,6 @@ of the times of what plans took when they were measured, of what they take now, 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -32,6 +31,7 @@ from scipy.optimize import nnls
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Shape
+from benchmarks.harness.command import parser_of
 from benchmarks.never_slower import cases, recipes, shapes
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200
@@ -68,12 +68,10 @@ class Pair:
 
     @property
     def other_us(self) -> float:
-        """What XLA takes."""
         return self.xla_us or self.stock_us or UNMEASURED * self.kernel_us
 
 
 def read(path: Path = PAIRS) -> list[Pair]:
-    """The pairs of a file."""
     with path.open(newline="") as file:
         _, *lines = csv.reader(file)
     return [
@@ -100,7 +98,7 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
             found += recipe_pairs(record["device"], case, times)
             continue
         op = op_of(case)
-        if op is None or "again" in case or "ours" not in times:
+        if op is None or "ours" not in times:
             continue
         kernel, xla = times["ours"], times.get("XLA", times.get("bf16"))
         took = "kernel" if "never_slower" in (record["command"] or "") else ""
@@ -139,7 +137,6 @@ def recipe_pairs(device: str, case: Mapping[str, Any], times: Mapping[str, float
 
 
 def sizes_of(shape: Mapping[str, Any]) -> str:
-    """The sizes of a case, as a pair has them."""
     if "problems" in shape:
         return " ".join("x".join(map(str, each)) for each in shape["problems"])
     if "tokens" in shape:
@@ -151,7 +148,6 @@ def sizes_of(shape: Mapping[str, Any]) -> str:
 
 
 def plan_of(pair: Pair, policy: fallback.Policy) -> Any:
-    """The plan of a case."""
     sizes: Any = [tuple(map(int, each.split("x"))) for each in pair.sizes.split()]
     if pair.op in shapes.RAGGED:
         g, rows, k, n = sizes[0]
@@ -168,7 +164,6 @@ def plan_of(pair: Pair, policy: fallback.Policy) -> Any:
 
 
 def is_recipe(pair: Pair) -> bool:
-    """Whether a pair is of FP8 and bf16."""
     return pair.op.split()[0] in shapes.RECIPES
 
 
@@ -193,13 +188,11 @@ class Case:
         return cls(pair, work.name, kernel, work.xla_terms(H200), work.fits)
 
     def takes_xla(self, factors: Mapping[str, Any]) -> bool:
-        """Whether a plan by these coefficients falls back."""
         kernel = fallback.seconds(self.kernel, factors["kernel"])
         xla = fallback.seconds(self.instead, factors["instead"])
         return self.fits and xla <= factors["margin"] * kernel
 
     def choice(self, factors: Mapping[str, Any]) -> float:
-        """The time of what a plan by these coefficients takes."""
         return self.pair.other_us if self.takes_xla(factors) else self.pair.kernel_us
 
 
@@ -216,7 +209,6 @@ def fitted(terms: Sequence[Mapping[str, float]], microseconds: Sequence[float]) 
 
 
 def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
-    """The coefficients of every kind of problem."""
     result = {}
     for kind in sorted({case.kind for case in found}):
         of_kind = [case for case in found if case.kind == kind]
@@ -245,7 +237,6 @@ def sums(found: Sequence[Case], factors: Mapping[str, Any]) -> dict[str, np.ndar
 
 
 def table(rows: Mapping[str, np.ndarray]) -> str:
-    """The sums as text."""
     lines = [f"{'':18}{'cases':>6}{'XLA':>5}{'taken':>10}{'now':>10}{'best':>10}{'now/taken':>11}"]
     for name, (count, xla, *times) in rows.items():
         cells = "".join(f"{us:10.1f}" for us in times)
@@ -254,10 +245,7 @@ def table(rows: Mapping[str, np.ndarray]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command."""
-    parser = argparse.ArgumentParser(
-        "benchmarks.fit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("benchmarks.fit", __doc__)
     parser.add_argument("--check", action="store_true", help="write no coefficients")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="RECORD")
     parser.add_argument("--pairs", type=Path, default=PAIRS, help="the file of pairs")

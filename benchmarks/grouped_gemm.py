@@ -11,8 +11,6 @@ CUTLASS's kernels, of bfloat16, are those of its examples 24 and 57, built by
 `benchmarks/cutlass/build.sh`. Gaps between the loop's kernels count only in the wall time.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from collections.abc import Callable, Sequence
@@ -23,21 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks.harness import check
+from benchmarks.harness import exact
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import (
-    Call,
-    JaxPeer,
-    Peer,
-    Role,
-    jax_call,
-    on_gpu,
-    pinned_implementation,
-)
+from benchmarks.harness.peer import JaxPeer, Peer, Role, on_gpu, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Problem = tuple[int, int, int]  # m, k, n
 
@@ -60,11 +49,6 @@ class Kind:
     dtype: str
     precision: str
     error_limit: float
-
-    @property
-    def exact_dtype(self) -> str:
-        """In which products are checked."""
-        return "float32" if self.dtype == "bfloat16" else "float64"
 
 
 KINDS = (
@@ -101,12 +85,10 @@ TINY = {"tiny": random_problems(5, 8, 40, 8, seed=0)}
 
 
 def loop(lhs: list[jax.Array], rhs: list[jax.Array], precision: str) -> list[jax.Array]:
-    """One product after the other."""
     return [jnp.matmul(a, b, precision=precision) for a, b in zip(lhs, rhs, strict=True)]
 
 
 def ours(variant: str, precision: str) -> Callable[..., Sequence[jax.Array]]:
-    """The public function with the options of a variant."""
     implementation = pinned_implementation()
     options = dict(implementation=implementation, precision=precision)
     return functools.partial(jgg.grouped_gemm, **options, **VARIANTS[variant])
@@ -118,10 +100,9 @@ class OursList(JaxPeer):
     def __init__(self, variant: str, kind: Kind):
         role = Role.OURS if variant == DEFAULT else Role.VARIANT
         name = "ours" if role == Role.OURS else variant
-        super().__init__(name, role, ours(variant, kind.precision), kernels_unavailable_reason)
+        super().__init__(name, role, ours(variant, kind.precision))
 
-    def prepare(self, kind: Kind, lhs: list[jax.Array], rhs: list[jax.Array]) -> Call:
-        """Compiles the call."""
+    def prepare(self, kind, lhs, rhs):
         call = super().prepare(kind, lhs, rhs)
         plan = jgg.explain(self.function, lhs, rhs).plans[0]
         if plan.launches:
@@ -130,104 +111,37 @@ class OursList(JaxPeer):
         return call
 
 
-class CublasList:
-    """A cuBLAS call a problem, all in one jitted function."""
-
-    name = "cublas_loop"
-    role = Role.LOOP
-    slow = False
-
-    def unavailable_reason(self) -> str | None:
-        """Always available."""
-        return None
-
-    def prepare(self, kind: Kind, lhs: list[jax.Array], rhs: list[jax.Array]) -> Call:
-        """Compiles the loop."""
-        options = CUBLAS_ONLY if on_gpu() else None
-        function = functools.partial(loop, precision=kind.precision)
-        return jax_call(jax.jit(function, compiler_options=options), lhs, rhs)
-
-
 def peers(kind: Kind) -> list[Peer]:
     """Our schedulers, the loop, and CUTLASS's kernels with and without sorting."""
+    # A cuBLAS call a problem, all in one jitted function.
+    one_by_one = functools.partial(loop, precision=kind.precision)
+    options = CUBLAS_ONLY if on_gpu() else None
     sorts = [(kernel, sort) for kernel in cutlass.PRODUCTS for sort in (True, False)]
     return [
         *(OursList(variant, kind) for variant in VARIANTS),
-        CublasList(),
+        JaxPeer("cublas_loop", Role.LOOP, one_by_one, compiler_options=options),
         *(cutlass.CutlassList(*each) for each in sorts),
     ]
 
 
-def operands(
-    problems: Sequence[Problem], dtype: str, seed: int
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Normally distributed."""
-    rng = np.random.default_rng(seed)
-    drawn = np.float64 if dtype == "float64" else np.float32
+def work(name: str, problems: Sequence[Problem], kind: Kind, seed: Sequence[int]) -> Workload:
 
-    def random(*shape):
-        return jnp.asarray(rng.standard_normal(shape, drawn), dtype)
+    def random(side: int, shapes: Sequence[tuple[int, int]]) -> list[jax.Array]:
+        return [exact.normal(x, kind.dtype, (*seed, side, i)) for i, x in enumerate(shapes)]
 
-    return [random(m, k) for m, k, _ in problems], [random(k, n) for _, k, n in problems]
-
-
-class Check:
-    """Results of a list against more precise products.
-
-    Those come from the host, and results are compared as one array, because there is no program for
-    so many shapes that XLA compiles quickly.
-    """
-
-    def __init__(self, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array], dtype: str):
-        exact = [
-            np.asarray(a).astype(dtype) @ np.asarray(b).astype(dtype)
-            for a, b in zip(lhs, rhs, strict=True)
-        ]
-        scales = np.stack([np.abs(x).max() for x in exact])
-        flat = np.concatenate([x.ravel() / scale for x, scale in zip(exact, scales, strict=True)])
-        with jax.enable_x64(True):
-            self._exact = jnp.asarray(flat)
-            self._inverse = jnp.asarray(np.repeat(1 / scales, [x.size for x in exact]))
-
-    def error(self, outs: Sequence[jax.Array]) -> float:
-        """The worst problem's largest error relative to its largest element."""
-        with jax.enable_x64(True):
-            return float(_largest_error(outs, self._exact, self._inverse))
-
-
-@jax.jit
-def _largest_error(outs: Sequence[jax.Array], exact: jax.Array, inverse: jax.Array) -> jax.Array:
-    flat = jnp.concatenate([out.ravel() for out in outs])
-    return jnp.max(jnp.abs(flat.astype(exact.dtype) * inverse - exact))
-
-
-def work(name: str, problems: Sequence[Problem], kind: Kind, seed: int) -> Workload:
-    """A list of products, judged by its worst element."""
-    lhs, rhs = operands(problems, kind.dtype, seed)
-    exact = Check(lhs, rhs, kind.exact_dtype)
-
-    def judge(call: Call) -> tuple[check.Error, bool]:
-        error = check.Error(exact.error(call.to_jax(call.run())))
-        return error, error.within(kind.error_limit)
-
-    return workload(name, problems, kind, seed, (lhs, rhs), judge)
-
-
-def workload(
-    name: str,
-    problems: Sequence[Problem],
-    kind: Kind,
-    seed: int,
-    operands: tuple[list[jax.Array], list[jax.Array]],
-    judge: Callable[[Call], tuple[check.Error, bool]],
-) -> Workload:
-    """A list of given products, judged as asked."""
-    width = operands[0][0].dtype.itemsize
+    lhs = random(0, [(m, k) for m, k, _ in problems])
+    rhs = random(1, [(k, n) for _, k, n in problems])
+    expected = exact.list_products(lhs, rhs)
+    judge = exact.judged(
+        lambda outs: exact.list_error(outs, expected),
+        lambda error, call: error.within(kind.error_limit),
+    )
+    width = lhs[0].dtype.itemsize
     written = width * sum(m * n for m, _, n in problems)
     return Workload(
         f"{name}/{kind.op}",
         kind,
-        operands,
+        (lhs, rhs),
         judge,
         description={
             "shape": {"name": name, "problems": [list(problem) for problem in problems]},
@@ -239,12 +153,11 @@ def workload(
         flops=sum(2 * m * k * n for m, k, n in problems),
         bytes=width * sum(m * k + k * n for m, k, n in problems) + written,
         written_bytes=written,
-        seed=seed,
+        seed=seed[0],
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which lists, of what."""
     parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
     parser.add_argument("--dtype", choices=("bfloat16", "float32", "float64"), default="bfloat16")
     parser.add_argument(
@@ -253,7 +166,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds what the lists are of."""
     asked = options.dtype, options.precision
     found = [kind for kind in KINDS if (kind.dtype, kind.precision) == asked]
     if not found:
@@ -262,13 +174,12 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a list."""
     kind = options.kind
     chosen = TINY if options.dry_run else {x: lists()[x] for x in options.lists or lists()}
 
     def measure(name: str, problems: Sequence[Problem]) -> dict:
         with jax.enable_x64(kind.dtype == "float64"):
-            return session.compare(work(name, problems, kind, options.seed), peers(kind))
+            return session.compare(work(name, problems, kind, (options.seed,)), peers(kind))
 
     return [
         Job(f"{name}/{kind.op}", functools.partial(measure, name, problems))

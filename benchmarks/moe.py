@@ -4,20 +4,19 @@ python -m benchmarks.moe --output benchmarks/results/moe.json
 
 `ours` is `moe.dropless_mlp`, sorting by expert included; `ours_unfused` the same of separate
 gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
-are sorted already, `quack_tuned` with the configurations that `benchmarks.tune_quack_moe` found to
-be fastest. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
-quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
-each call, as in a step of one microbatch. With `--tokens`, layers of few tokens, as in decoding:
-only visited experts count as read. Parts are the kernels' times, summed up by what they do.
+are sorted already, `quack_tuned` with the fastest configurations that are known, or are found among
+`--sweep N` of them: `--sweep 44 --retune` tries all. With `--recipe`, layers in FP8:
+`fp8_NAME_quantized` gets weights that are quantised before, as once in an optimiser step of many
+microbatches; `fp8_NAME` quantises them in each call, as in a step of one microbatch. With
+`--tokens`, layers of few tokens, as in decoding: only visited experts count as read. Parts are the
+kernels' times, summed up by what they do.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -26,14 +25,14 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check, report
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers.fp8_layer import RECIPES, Fp8Layer
-from benchmarks.peers.ours import kernels_unavailable_reason
 from benchmarks.peers.quack_moe import QuackLayer
+from benchmarks.peers.sweep import Sweep
 from jax_grouped_gemm import moe
 
 # Of products whose intermediate results are rounded to bfloat16 in between.
@@ -80,7 +79,6 @@ class Problem:
 
     @property
     def is_step(self) -> bool:
-        """Whether the gradients are wanted too."""
         return self.op == "moe_step"
 
 
@@ -126,29 +124,28 @@ PARTS = (
 
 
 def part_of(kernel: str) -> str:
-    """The part of the layer that a kernel of this name is."""
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
-def peers(problem: Problem, stock: bool, recipes: Sequence[str] = (), sweep: int = 3) -> list[Peer]:
+def peers(problem: Problem, options: argparse.Namespace) -> list[Peer]:
     """The fused layer, the composition of our products, QuACK's kernels, JAX's own product, and
-    layers in FP8; `sweep`: see `QuackLayer`."""
+    layers in FP8."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
     def ours(name: str, role: Role, implementation: object) -> Peer:
         function = layer_function(problem, implementation)
-        return JaxPeer(name, role, function, kernels_unavailable_reason, part_of=part_of)
+        return JaxPeer(name, role, function, part_of=part_of)
 
     return [
         ours("ours", Role.OURS, implementation),
         ours("ours_unfused", Role.VARIANT, products),
-        QuackLayer(tuned=False),
-        QuackLayer(tuned=True, sweep=sweep),
-        *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if stock else []),
+        QuackLayer(),
+        QuackLayer(Sweep("quack_moe", options.sweep, options.retune)),
+        *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if options.stock else []),
         *(
             Fp8Layer(name, layer_function(problem, implementation), part_of=part_of, quantized=q)
-            for name in recipes
+            for name in options.recipe
             for q in (True, False)
         ),
     ]
@@ -227,49 +224,18 @@ def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def memory_table(records: Sequence[Mapping]) -> str:
-    """Temporary memory in MiB, a row a case."""
-    rows = [
-        f"{record['case']:26}"
-        + "".join(
-            f"{name}: {peer['temporary_bytes'] / 2**20:.0f} MiB   "
-            for name, peer in record["peers"].items()
-            if "temporary_bytes" in peer
-        )
-        for record in records
-    ]
-    return "\n".join(["temporary memory", *rows]) if rows else ""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Layers, and what of them."""
-    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
-    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
-    parser.add_argument(
-        "--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each"
-    )
-    parser.add_argument(
-        "--stock", action="store_true", help="the layer of jax.lax.ragged_dot too: up to 100 GiB"
-    )
-    parser.add_argument(
-        "--recipe",
-        nargs="+",
-        default=[],
-        choices=RECIPES,
-        metavar="NAME",
-        help=f"layers in FP8 too, with weights quantised before and in each call: {[*RECIPES]}",
-    )
-    parser.add_argument(
-        "--sweep",
-        type=int,
-        default=3,
-        metavar="N",
-        help="configurations of QuACK's tried a product of which the fastest is not known",
-    )
+    add_choices(parser, "--layers", LAYERS)
+    add_choices(parser, "--ops", OPS)
+    add = parser.add_argument
+    add("--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each")
+    add("--stock", action="store_true", help="with jax.lax.ragged_dot too: up to 100 GiB")
+    add("--recipe", nargs="+", default=[], choices=RECIPES, help="layers in FP8 too")
+    add("--sweep", type=int, default=3, metavar="N", help="tiles tried of a product of QuACK's")
+    add("--retune", action="store_true", help="sweep again where the fastest are known")
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds the layers."""
     options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
     if options.tokens:
         options.layers = [
@@ -280,12 +246,11 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
     inputs = LatestInputs(lambda layer: operands(layer, options.seed))
 
     def measure(problem: Problem) -> dict:
         of_layer = inputs.of(problem.layer)
-        compared = peers(problem, options.stock, options.recipe, options.sweep)
+        compared = peers(problem, options)
         record = session.compare(work(problem, of_layer, options.seed), compared)
         for peer in compared:
             if (size := temporary_bytes(peer, of_layer)) is not None:
@@ -300,8 +265,13 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 def texts(results: Mapping) -> list[str]:
-    """The harness's tables, and memory."""
-    return [*report.texts(results), memory_table(results["cases"])]
+    rows = [
+        [case["case"], name, f"{peer['temporary_bytes'] / 2**20:.0f}"]
+        for case in results["cases"]
+        for name, peer in case["peers"].items()
+        if "temporary_bytes" in peer
+    ]
+    return [*report.texts(results), report.table(["temporary memory", "peer", "MiB"], rows)]
 
 
 COMMAND = Command(

@@ -8,8 +8,6 @@ those of that iteration. `step` is a whole step with float32 parameters, by `opt
 `optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit beside each other.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math
@@ -20,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import check
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
     Call,
@@ -32,7 +30,6 @@ from benchmarks.harness.peer import (
     pinned_implementation,
 )
 from benchmarks.harness.session import Job, Session
-from benchmarks.peers.ours import kernels_unavailable_reason
 from jax_grouped_gemm.optim import COEFFICIENTS, MuonDimensionNumbers, muon, orthogonalize
 
 Shape = tuple[int, int, int]  # g, n, m: matrices [n, m], no taller than wide
@@ -77,22 +74,17 @@ def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
 class Iteration(JaxPeer):
     """A function of a list of matrices, which it gets in its own dtype."""
 
-    def __init__(
-        self, name: str, role: Role, dtype: str, function: Callable[..., Any], ours: bool = True
-    ):
-        unavailable = kernels_unavailable_reason if ours else lambda: None
-        super().__init__(name, role, lambda *xs: function(xs), unavailable)
+    def __init__(self, name: str, role: Role, dtype: str, function: Callable[..., Any]):
+        super().__init__(name, role, lambda *xs: function(xs))
         self.dtype = dtype
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the function."""
+    def prepare(self, problem, *operands):
         call = super().prepare(problem, *(x.astype(self.dtype) for x in operands))
         call.detail = self.dtype
         return call
 
 
 def iterations() -> list[Peer]:
-    """All that orthogonalises."""
 
     def ours(**options):
         return functools.partial(orthogonalize, implementation=pinned_implementation(), **options)
@@ -103,14 +95,12 @@ def iterations() -> list[Peer]:
         Iteration("gram", Role.VARIANT, "float16", ours(method="gram")),
         Iteration("gram_2_4", Role.VARIANT, "float16", ours(method="gram", restarts=(2, 4))),
         Iteration("standard_bf16", Role.VARIANT, "bfloat16", ours(dtype=jnp.bfloat16)),
-        Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums, ours=False),
+        Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums),
     ]
 
 
-class OptimizerStep:
+class OptimizerStep(Peer):
     """A whole step: of gradients, a state and parameters, to new ones of both."""
-
-    slow = False
 
     def __init__(self, name: str, role: Role, make: Callable[[], Any], dtype: str = "float32"):
         self.name = name
@@ -120,13 +110,9 @@ class OptimizerStep:
         self._dtype = dtype
 
     def unavailable_reason(self) -> str | None:
-        """Why this cannot run here, or None."""
-        return missing_module("optax") or (
-            kernels_unavailable_reason() if self.role in (Role.OURS, Role.VARIANT) else None
-        )
+        return missing_module("optax") or super().unavailable_reason()
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the step and makes its state."""
+    def prepare(self, problem, *operands):
         try:
             optimizer = self._make()
         except TypeError as error:
@@ -145,7 +131,6 @@ class OptimizerStep:
 
 
 def steps() -> list[Peer]:
-    """Optimisers of the same parameters."""
 
     def ours(**options):
         return lambda: muon(0.02, implementation=pinned_implementation(), **options)
@@ -172,7 +157,6 @@ def steps() -> list[Peer]:
 
 
 def flops(shapes: Sequence[Shape]) -> int:
-    """FLOPs of the standard iteration with full products."""
     return STEPS * sum(g * (4 * n * n * m + 2 * n**3) for g, n, m in shapes)
 
 
@@ -223,14 +207,11 @@ OPS: dict[str, tuple[dict[str, tuple[Shape, ...]], Callable[[], list[Peer]]]] = 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which parts, and which shapes."""
-    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS, metavar="OP")
-    names = {**SHAPES, **STEP_SHAPES}
-    parser.add_argument("--shapes", nargs="+", default=list(names), choices=names, metavar="SHAPE")
+    add_choices(parser, "--ops", OPS)
+    add_choices(parser, "--shapes", {**SHAPES, **STEP_SHAPES})
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job for each part of each shape."""
 
     def measure(op: str, name: str, shapes: Sequence[Shape]) -> dict:
         return session.compare(work(op, name, shapes, options.seed), OPS[op][1](), host=False)

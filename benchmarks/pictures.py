@@ -2,28 +2,82 @@
 
 python -m benchmarks.pictures          # after recording anew; writes docs/images
 
-`benchmarks.plots` draws any results; this draws those that the pages show.
+Pictures are as wide as a page of a repository shows them.
 """
 
-from __future__ import annotations
-
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 
-from benchmarks import plots, quotes
 from benchmarks.harness.cases import SHAPES
+from benchmarks.harness.command import parser_of
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
-from benchmarks.plots import BLACK, BLUE, DPI, ORANGE, PALETTE, WIDTH, plt
-from benchmarks.quotes_first_page import PROJECTIONS
-from benchmarks.records_by_topic import memory_of
+from benchmarks.moe import Layer
+from benchmarks.quotes import PROJECTIONS
+from benchmarks.rank_k import UPDATES
+from benchmarks.records_by_topic import RESULTS, cases, commits, memory_of, ours
+from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose
+
+matplotlib.use("Agg")
+# The backend has to be chosen first.
+from matplotlib import pyplot as plt  # noqa: E402
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
+# Inches and dots an inch: 900 dots.
+WIDTH, DPI = 9, 100
+COLUMNS = 2
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE, ORANGE, SKY, BLACK = "#0072B2", "#E69F00", "#56B4E9", "#000000"
+PALETTE = (BLUE, ORANGE, SKY, "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#999999")
+OP_MARKERS = {"forward": "o", "dgrad": "^", "wgrad": "D", "wgrad_f32": "P"}
+SHORT_NAMES = {
+    "torch_grouped_mm": "torch",
+    "quack": "QuACK",
+    "pallas_mgpu": "Pallas",
+    "cublas_loop": "a cuBLAS loop",
+}
+# A peer that is many times slower must not squeeze the rest of the plot.
+LARGEST_RATIO = 3.0
 # Products of published models, of which stock JAX's time and memory are recorded.
 MODELS = ("mixtral_up", "dsv3_up", "qwen3_up", "qwen3_down")
 LAYERS = {"mixtral": "Mixtral 8x7B", "qwen3_30b": "Qwen3-30B-A3B", "gptoss": "GPT-OSS"}
+WINDOW = 20
+DEVICES = (1, 2, 4, 8)
+
+
+def read(stem: str) -> dict:
+    return load([RESULTS / f"{stem}.json"])
+
+
+def title(results: Mapping) -> str:
+    jax_version = results["machine"]["packages"]["jax"]
+    return f"{results['device']}, JAX {jax_version}, commit {results['commit']}"
+
+
+def panels(heights: Sequence[float], count: int) -> tuple[plt.Figure, list[plt.Axes]]:
+    """A figure of the page's width with `count` panels, whose rows have so many inches each."""
+    figure, grid = plt.subplots(
+        len(heights), COLUMNS, figsize=(WIDTH, sum(heights) + 0.9),
+        gridspec_kw={"height_ratios": heights}, squeeze=False, layout="constrained",
+    )  # fmt: skip
+    # The labels of neighbours stay apart.
+    figure.get_layout_engine().set(w_pad=0.12)
+    for unused in grid.ravel()[count:]:
+        unused.axis("off")
+    return figure, list(grid.ravel()[:count])
+
+
+def by_op(records: Sequence[Mapping]) -> dict[str, list[Mapping]]:
+    ops = dict.fromkeys(record["op"] for record in records)
+    return {op: [record for record in records if record["op"] == op] for op in ops}
+
+
+def in_rows(values: Sequence[float]) -> list[float]:
+    return [max(values[i : i + COLUMNS]) for i in range(0, len(values), COLUMNS)]
 
 
 def beside_stock() -> plt.Figure:
@@ -33,61 +87,50 @@ def beside_stock() -> plt.Figure:
         1, 2, figsize=(WIDTH, 5.4), layout="constrained", sharey=True
     )
     figure.get_layout_engine().set(w_pad=0.1)
-    stock_ms, ours_ms, stock_bytes, ours_bytes = [], [], [], []
-    for shape in MODELS:
-        case = f"{shape}/forward/random"
-        stock_ms.append(quotes.cases("stock")[case]["peers"]["stock"]["median_us"] / 1e3)
-        ours_ms.append(quotes.ours(quotes.cases("ragged")[case])["median_us"] / 1e3)
-        stock_bytes.append(memory_of("stock", shape, "forward"))
-        ours_bytes.append(memory_of("ours", shape, "forward"))
-    layers = quotes.cases("layers_stock").values()
-    (step,) = quotes.cases("step").values()
+    ms: dict[str, list[float]] = {"stock": [], "ours": []}
+    size: dict[str, list[float]] = {"stock": [], "ours": []}
+    labels = []
+    for name in MODELS:
+        shape, case = SHAPES[name], f"{name}/forward/random"
+        sizes = f"{shape.groups} experts, {shape.rows} rows, {shape.k} to {shape.n}"
+        labels.append(f"{PROJECTIONS[name]}\n{sizes}")
+        for peer, topic in (("stock", "stock"), ("ours", "ragged")):
+            ms[peer].append(cases(topic)[case]["peers"][peer]["median_us"] / 1e3)
+            size[peer].append(memory_of(peer, name, "forward"))
+    layers = cases("layers_stock").values()
+    (step,) = cases("step").values()
     for case in (*layers, step):
-        for peer, ms, count in (("stock", stock_ms, stock_bytes), ("ours", ours_ms, ours_bytes)):
-            ms.append(case["peers"][peer]["median_us"] / 1e3)
-            count.append(case["peers"][peer]["temporary_bytes"])
-    _pairs(times, stock_ms, ours_ms, lambda ms: f"{ms:.1f} ms")
+        for peer in ms:
+            ms[peer].append(case["peers"][peer]["median_us"] / 1e3)
+            size[peer].append(case["peers"][peer]["temporary_bytes"])
+    for shape in (case["shape"] for case in layers):
+        name = f"layer of {LAYERS[shape['name']]}, with gradients"
+        sizes = f"{shape['top_k']} of {shape['experts']} experts, {shape['tokens']} tokens"
+        labels.append(f"{name}\n{sizes}")
+    name = f"training, {ours(step)['run']['num_parameters'] / 1e9:.1f} B parameters"
+    shape = step["shape"]
+    labels.append(f"{name}\n{shape['batch']} sequences of {shape['length']}")
+    _pairs(times, ms, lambda ms: f"{ms:.1f} ms")
     times.set(title="time", xlabel="ms, log scale")
-    _pairs(memory, stock_bytes, ours_bytes, _as_memory)
+    _pairs(memory, size, _as_memory)
     memory.set(title="temporary memory", xlabel="bytes, log scale")
-    labels = [*map(_with_sizes, MODELS), *map(_layer_label, layers), _training_label(step)]
     times.set_yticks(range(len(labels)), labels, fontsize=9)
     times.invert_yaxis()
-    device = load([quotes.RESULTS / "h200_main.json"])["device"]
+    device = read("h200_main")["device"]
     figure.suptitle(f"Ragged products, layers and a step of training in bf16, one {device}")
-    handles, labels = times.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
-def _with_sizes(name: str) -> str:
-    shape = SHAPES[name]
-    return f"{PROJECTIONS[name]}\n{shape.groups} experts, {shape.rows} rows, {shape.k} to {shape.n}"
-
-
-def _layer_label(case: Mapping) -> str:
-    shape = case["shape"]
-    name = f"layer of {LAYERS[shape['name']]}, with gradients"
-    return f"{name}\n{shape['top_k']} of {shape['experts']} experts, {shape['tokens']} tokens"
-
-
-def _training_label(step: Mapping) -> str:
-    shape, parameters = step["shape"], quotes.ours(step)["run"]["num_parameters"]
-    name = f"training, {parameters / 1e9:.1f} B parameters"
-    return f"{name}\n{shape['batch']} sequences of {shape['length']}"
-
-
-def _pairs(
-    axes: plt.Axes, stock: Sequence[float], ours: Sequence[float], text: Callable[[float], str]
-) -> None:
-    rows = np.arange(len(stock))
-    for offset, values, color, label in (
-        (-0.2, stock, ORANGE, "jax.lax.ragged_dot"),
-        (0.2, ours, BLUE, "jax_grouped_gemm"),
+def _pairs(axes, values, text) -> None:
+    rows = np.arange(len(values["ours"]))
+    for offset, peer, color, label in (
+        (-0.2, "stock", ORANGE, "jax.lax.ragged_dot"),
+        (0.2, "ours", BLUE, "jax_grouped_gemm"),
     ):
-        bars = axes.barh(rows + offset, values, 0.36, color=color, label=label)
-        axes.bar_label(bars, [text(value) for value in values], padding=3, fontsize=9)
-    low, high = min(*stock, *ours), max(*stock, *ours)
+        bars = axes.barh(rows + offset, values[peer], 0.36, color=color, label=label)
+        axes.bar_label(bars, [text(value) for value in values[peer]], padding=3, fontsize=9)
+    low, high = (each(map(each, values.values())) for each in (min, max))
     # Room for the shortest bar to be seen, and for the label of the longest.
     span = np.log10(high / low)
     axes.set(xscale="log", xlim=(low / 10 ** (0.15 * span), high * 10 ** (0.35 * span)))
@@ -101,40 +144,126 @@ def _as_memory(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def layer() -> plt.Figure:
-    """Where the time of a whole layer goes, forward and with its gradients, beside QuACK's."""
-    results = load([quotes.RESULTS / "h200_moe.json"])
-    beside_quack = quotes.cases("layers_quack")
-    cases = [beside_quack.get(case["case"], case) for case in results["cases"]]
-    parts = list(dict.fromkeys(part for case in cases for part in quotes.ours(case)["parts_us"]))
-    figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1)
-    for axes, op, title in zip(
-        panels, ("moe_forward", "moe_step"), ("forward", "forward and backward"), strict=True
-    ):
-        _layer_panel(axes, [case for case in cases if case["op"] == op], parts)
-        axes.set(title=title, xlabel="ms")
-        axes.invert_yaxis()
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{plots.title(results)}; beside QuACK {quotes.commits('layers_quack')}")
-    handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+def roofline(results: Mapping) -> plt.Figure:
+    """TFLOP/s over arithmetic intensity: ours, the best grouped peer, and the measured roofs.
+
+    The roofs are the fastest copy and the fastest dense product of the same run.
+    """
+    records = [record for record in results["cases"] if best_grouped(record)]
+    bandwidth, peak = (
+        max(record["peers"][peer].get(number, 0) for record in records)
+        for peer, number in (("copy", "tbps"), ("cublas_dense", "tflops"))
+    )
+    intensity = np.array([record["flops"] / record["bytes"] for record in records])
+    figure, axes = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
+    span = np.geomspace(intensity.min() / 2, intensity.max() * 2, 200)
+    roofs = f"copy {bandwidth:.2f} TB/s, dense cuBLAS {peak:.0f} TFLOP/s"
+    axes.plot(span, np.minimum(peak, span * bandwidth), color=BLACK, linewidth=1, label=roofs)
+    for record, x in zip(records, intensity, strict=True):
+        style = {"marker": OP_MARKERS[record["op"]], "linestyle": "none"}
+        peer = record["peers"][best_grouped(record)[0]]
+        axes.plot(x, peer["tflops"], color=ORANGE, fillstyle="none", **style)
+        axes.plot(x, ours(record)["tflops"], color=BLUE, **style)
+    for op in by_op(records):
+        axes.plot([], [], OP_MARKERS[op], color=BLUE, label=op)
+    axes.plot([], [], "o", color=ORANGE, fillstyle="none", label="best peer")
+    axes.set(xscale="log", yscale="log", title=title(results))
+    axes.set(xlabel="FLOP per byte of unavoidable traffic", ylabel="TFLOP/s")
+    axes.legend(loc="lower right")
     return figure
 
 
-def _layer_panel(axes: plt.Axes, cases: Sequence[Mapping], parts: Sequence[str]) -> None:
-    rows = np.arange(len(cases))
-    quack = [_fastest_ms(case, "quack", "quack_tuned") for case in cases]
-    height, offset = (0.36, -0.19) if any(quack) else (0.7, 0)
-    left = np.zeros(len(cases))
-    for part, color in zip(parts, (*PALETTE, BLACK), strict=False):
-        values = np.array([quotes.ours(case)["parts_us"].get(part, 0) for case in cases]) / 1e3
-        axes.barh(rows + offset, values, height, left, color=color, label=part)
-        left += values
-    if any(quack):
-        style = dict(color="white", edgecolor=BLACK, hatch="//")
-        axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
-    axes.set_yticks(rows, [case["shape"]["name"] for case in cases])
+def relative_speed(results: Mapping) -> plt.Figure:
+    """A panel an op, a bar a case: our speed over the best grouped peer's.
+
+    That peer's name and the ratio stand at the bar's right end, outside of the axes. Marks: over a
+    cuBLAS loop, and over the floor.
+    """
+    ops = by_op([record for record in results["cases"] if best_grouped(record)])
+    figure, found = panels(in_rows([0.8 + 0.24 * len(of_op) for of_op in ops.values()]), len(ops))
+    for axes, (op, records) in zip(found, ops.items(), strict=True):
+        rows = np.arange(len(records))
+        best = [best_grouped(record) for record in records]
+        ratios = [ratio for _, ratio in best]
+        axes.barh(rows, np.minimum(ratios, LARGEST_RATIO), color=SKY, label="over the best peer")
+        for name, marker, color, label in (
+            ("cublas_loop", "v", ORANGE, f"over a cuBLAS loop (> {LARGEST_RATIO:g} at the edge)"),
+            ("floor", "|", BLACK, "of the floor (dense cuBLAS or traffic)"),
+        ):
+            values = np.array([record["ratios"].get(name, np.nan) for record in records])
+            shown = np.minimum(values, LARGEST_RATIO - 0.05)
+            axes.plot(shown, rows, marker, color=color, linestyle="none", label=label)
+        axes.axvline(1, color=BLACK, linewidth=1)
+        axes.set(xlim=(0, LARGEST_RATIO), ylim=(len(records) - 0.5, -0.5), title=op)
+        axes.set_xlabel(f"geometric mean {geometric_mean(ratios):.2f}")
+        axes.set_yticks(rows, [record["shape"]["name"] for record in records], fontsize=8)
+        right = axes.twinx()
+        right.set_ylim(axes.get_ylim())
+        labels = [f"{SHORT_NAMES.get(name, name)} {ratio:.2f}" for name, ratio in best]
+        right.set_yticks(rows, labels, fontsize=8)
+        right.tick_params(length=0)
+    figure.suptitle(title(results))
+    labels = found[0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def updates(results: Mapping) -> plt.Figure:
+    """A panel an update, a group of bars a shape: over each expression or call that it replaces."""
+
+    def others(record: Mapping) -> list[str]:
+        roles = {name: peer["role"] for name, peer in record["peers"].items()}
+        return [x for x in record["ratios"] if roles.get(x) not in (None, Role.VARIANT)]
+
+    ops = by_op([record for record in results["cases"] if record["op"] in UPDATES])
+    names = dict.fromkeys(name for records in ops.values() for x in records for name in others(x))
+    colors = dict(zip(names, PALETTE, strict=False))
+    bars = [sum(1 + len(others(record)) for record in records) for records in ops.values()]
+    figure, found = panels(in_rows([0.8 + 0.13 * count for count in bars]), len(ops))
+    for axes, (op, records) in zip(found, ops.items(), strict=True):
+        ticks, position = [], 0
+        for record in records:
+            for offset, name in enumerate(others(record)):
+                axes.barh(position + offset, record["ratios"][name], color=colors[name])
+            ticks.append(position + (len(others(record)) - 1) / 2)
+            position += len(others(record)) + 1
+        axes.set_yticks(ticks, [record["shape"]["name"] for record in records], fontsize=8)
+        axes.invert_yaxis()
+        axes.axvline(1, color=BLACK, linewidth=1)
+        axes.set(xlabel="times as fast", title=op)
+    figure.suptitle(title(results))
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+    labels = [f"over {SHORT_NAMES.get(name, name)}" for name in colors]
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
+    return figure
+
+
+def layer() -> plt.Figure:
+    """Where the time of a whole layer goes, forward and with its gradients, beside QuACK's."""
+    results, beside_quack = read("h200_moe"), cases("layers_quack")
+    found = [beside_quack.get(case["case"], case) for case in results["cases"]]
+    parts = list(dict.fromkeys(part for case in found for part in ours(case)["parts_us"]))
+    figure, both = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)
+    titles = ("forward", "forward and backward")
+    for axes, name, records in zip(both, titles, by_op(found).values(), strict=True):
+        rows, left = np.arange(len(records)), np.zeros(len(records))
+        quack = [_fastest_ms(record, "quack", "quack_tuned") for record in records]
+        height, offset = (0.36, -0.19) if any(quack) else (0.7, 0)
+        for part, color in zip(parts, (*PALETTE, BLACK), strict=False):
+            values = np.array([ours(record)["parts_us"].get(part, 0) for record in records]) / 1e3
+            axes.barh(rows + offset, values, height, left, color=color, label=part)
+            left += values
+        if any(quack):
+            style = dict(color="white", edgecolor=BLACK, hatch="//")
+            axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
+        axes.set_yticks(rows, [record["shape"]["name"] for record in records])
+        axes.set(title=name, xlabel="ms")
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{title(results)}; beside QuACK {commits('layers_quack')}")
+    figure.legend(*both[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
 
 
 def _fastest_ms(case: Mapping, *peers: str) -> float:
@@ -145,8 +274,8 @@ def _fastest_ms(case: Mapping, *peers: str) -> float:
 
 def losses() -> plt.Figure:
     """Training losses in bf16 and in FP8 of one seed, and their ratios of all; smoothed."""
-    cases = quotes.cases("training").values()
-    found = sorted((x for x in cases if x["recipe"] == "blockwise"), key=lambda x: x["seed"])
+    found = [case for case in cases("training").values() if case["recipe"] == "blockwise"]
+    found.sort(key=lambda case: case["seed"])
     figure, (curves, ratios) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), layout="constrained")
     for case, color in zip(found, PALETTE, strict=False):
         runs = (case["peers"][peer]["run"]["curve"] for peer in ("ours_bf16", "ours"))
@@ -167,8 +296,7 @@ def losses() -> plt.Figure:
 
 
 def muon() -> plt.Figure:
-    """Whole steps of optimisers, in milliseconds."""
-    found = [case for case in quotes.cases("muon").values() if case["op"] == "step"]
+    found = [case for case in cases("muon").values() if case["op"] == "step"]
     labels = {"adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
     figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
     rows, height = np.arange(len(found)), 0.8 / len(labels)
@@ -184,41 +312,74 @@ def muon() -> plt.Figure:
     return figure
 
 
-WINDOW = 20
+def scaling(results: Mapping) -> plt.Figure:
+    """Layers over several GPUs: speed as predicted and measured, and what a call is made of."""
+    figure, grid = panels([3.6, 2.6], 4)
+    ops = by_op(results["cases"])
+    for column, (op, name) in enumerate(
+        {"ep_forward": "forward", "ep_step": "forward and backward"}.items()
+    ):
+        axes = grid[column]
+        for color, record in zip(PALETTE, ops[op], strict=False):
+            of = Layer(**record["shape"])
+            predicted = [_predicted(of, n, record["copy_engines"], op) for n in DEVICES]
+            axes.plot(DEVICES, predicted, color=color, label=of.name)
+            axes.plot([record["devices"]], [record["fractions"]["ours"]], "o", color=color)
+        axes.set(xscale="log", xticks=DEVICES, ylim=(0, 1.05), xlabel="GPUs", title=name)
+        axes.set_xticks([], minor=True)
+        axes.set_xticklabels(map(str, DEVICES))
+        axes.set_ylabel("of the speed without communication")
+        axes.legend(title="line: predicted, point: measured")
+        axes = grid[COLUMNS + column]
+        links = {each["shape"]["name"]: each["links"] for each in ops["ep_forward"]}
+        left = np.zeros(len(ops[op]))
+        stacks = [parts(record, links[record["shape"]["name"]]) for record in ops[op]]
+        for color, part in zip(PALETTE, stacks[0], strict=False):
+            widths = [stack[part] for stack in stacks]
+            axes.barh([r["shape"]["name"] for r in ops[op]], widths, left=left, color=color,
+                      label=part)  # fmt: skip
+            left += widths
+        axes.set(xlabel="milliseconds")
+        axes.legend()
+    figure.suptitle(title(results))
+    return figure
 
 
-def _of(drawing: Callable, *stems: str) -> Callable[[], plt.Figure]:
-    return lambda: drawing(load([quotes.RESULTS / f"{stem}.json" for stem in stems]))
+def _predicted(layer: Layer, devices: int, copy_engines: bool, op: str) -> float:
+    """Of the speed without communication, of as many experts in all as in the record."""
+    sizes = layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
+    found = choose(Shape(*sizes, devices), copy_engines=copy_engines)
+    return found.forward_fraction if op == "ep_forward" else found.step_fraction
 
 
-PICTURES: dict[str, Callable[[], plt.Figure]] = {
+def parts(record: Mapping, links: Mapping) -> dict[str, float]:
+    """Milliseconds of a call of ours: the layer alone, its legs by themselves, and what is left."""
+    whole, alone = (record["peers"][name]["median_us"] for name in ("ours", "local"))
+    # Two of tokens, and in a step two of their gradients.
+    legs = (2 if record["op"] == "ep_forward" else 4) * links["ppermute"]["us"]
+    found = {"one GPU's share": alone, "collectives": legs, "the rest": whole - alone - legs}
+    return {name: max(us, 0.0) / 1e3 for name, us in found.items()}
+
+
+PICTURES = {
     "beside_stock": beside_stock,
-    "relative_speed": _of(plots.relative_speed, "h200_main"),
-    "roofline": _of(plots.roofline, "h200_main"),
-    "updates": _of(plots.updates, "h200_rank_k"),
+    "relative_speed": lambda: relative_speed(read("h200_main")),
+    "roofline": lambda: roofline(read("h200_main")),
+    "updates": lambda: updates(read("h200_rank_k")),
     "layer": layer,
     "losses": losses,
     "muon": muon,
-    "scaling": _of(plots.expert_parallel, "h200_x2_expert_parallel"),
+    "scaling": lambda: scaling(read("h200_x2_expert_parallel")),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pictures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "names", nargs="*", help=f"which, by default all: {', '.join(PICTURES)}", metavar="name"
-    )
+    parser = parser_of("benchmarks.pictures", __doc__)
+    parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PICTURES)}")
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where to")
     options = parser.parse_args(arguments)
-    unknown = set(options.names) - set(PICTURES)
-    if unknown:
+    if unknown := set(options.names) - set(PICTURES):
         parser.error(f"no such picture: {', '.join(sorted(unknown))}")
-    options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.names or PICTURES:
         path = options.folder / f"{name}.png"
         PICTURES[name]().savefig(path, dpi=DPI)

@@ -1,46 +1,58 @@
-"""What the pages say of whole layers and of training: tables and numbers from the records."""
+"""What the pages say of whole layers, of training, of Muon and of an H100."""
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
 
-from benchmarks.harness.measure import geometric_mean
-from benchmarks.harness.quoting import microseconds, table
-from benchmarks.records_by_topic import GIB, MIB, case, cases, ours
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.records_by_topic import (
+    GIB,
+    MIB,
+    case,
+    cases,
+    commits,
+    microseconds,
+    ours,
+    span,
+    table,
+    time_and_rate,
+)
 from jax_grouped_gemm.demo.presets import PRESETS
 
 RECIPES = ("blockwise_bf16_wgrad", "blockwise")
 
 
 def layer_names(topic: str) -> list[str]:
-    """The layers of a topic's records, in their order."""
     return list(dict.fromkeys(found["shape"]["name"] for found in cases(topic).values()))
 
 
+def fp8_gains(topic: str, name: str, recipe: str) -> str:
+    """How many times as fast as in bfloat16: weights quantised before, and in the call."""
+    ratios = case(topic, f"{name}/moe_step")["ratios"]
+    return ", ".join(f"{1 / ratios[f'fp8_{recipe}{when}']:.2f}" for when in ("_quantized", ""))
+
+
 def layers() -> str:
-    """Layers in bfloat16, and what FP8 gains."""
     rows = []
     for name in layer_names("layers"):
         forward, both = (case("layers", f"{name}/{op}") for op in ("moe_forward", "moe_step"))
         shape = both["shape"]
         in_fp8 = case("layers_fp8", f"{name}/moe_step")["peers"]["fp8_blockwise_quantized"]
         memory = (peer["temporary_bytes"] / MIB for peer in (ours(both), in_fp8))
-        row = [
-            f"`{name}` {shape['tokens']}, {shape['embed']}, {shape['hidden']}, "
-            f"{shape['top_k']} of {shape['experts']}",
-            microseconds(forward),
-            f"{microseconds(both)} ({ours(both)['tflops']:.0f})",
-            ", ".join(f"{mebibytes:.0f}" for mebibytes in memory),
-        ]
-        for recipe in RECIPES:
-            gains = (f"{fp8_gain(name, recipe, when):.2f}" for when in ("_quantized", ""))
-            row.append(", ".join(gains))
-        rows.append(row)
+        sizes = f"{shape['tokens']}, {shape['embed']}, {shape['hidden']}"
+        rows.append(
+            [
+                f"`{name}` {sizes}, {shape['top_k']} of {shape['experts']}",
+                microseconds(forward),
+                f"{microseconds(both)} ({ours(both)['tflops']:.0f})",
+                ", ".join(f"{mebibytes:.0f}" for mebibytes in memory),
+                *(fp8_gains("layers_fp8", name, recipe) for recipe in RECIPES),
+            ]
+        )
     header = ["layer: tokens, D, F, experts", "forward us", "with gradients us (TFLOP/s)"]
     header += ["temporaries MiB, in FP8", 'FP8, `wgrad="bf16"`', "FP8"]
     return table(header, rows)
 
 
 def layers_quack() -> str:
-    """Layers beside those of QuACK's fused kernels, of one run."""
     rows = []
     for name in layer_names("layers_quack"):
         row = [f"`{name}`"]
@@ -53,55 +65,46 @@ def layers_quack() -> str:
     return table(["layer", *header], rows)
 
 
-def fp8_gain(name: str, recipe: str, when: str) -> float:
-    """How many times as fast as in bfloat16 a layer with gradients is by a recipe."""
-    return case("layers_fp8", f"{name}/moe_step")["ratios"][f"fp8_{recipe}{when}"] ** -1
-
-
 def layers_recipes() -> str:
-    """What each recipe gains over bfloat16, weights quantised before, and in the step."""
-    recipes = ("blockwise", "rowwise", "rowwise_fast", "tensorwise")
-    rows = []
-    for name in layer_names("layers_recipes"):
-        ratios = case("layers_recipes", f"{name}/moe_step")["ratios"]
-        gains = (
-            ", ".join(f"{1 / ratios[f'fp8_{recipe}{when}']:.2f}" for when in ("_quantized", ""))
-            for recipe in recipes
-        )
-        rows.append([f"`{name}`", *gains])
-    named = ("`blockwise()`", "`rowwise()`", "`rowwise(fast_accumulation=True)`", "`tensorwise()`")
-    return table(["times bf16's speed", *named], rows)
+    recipes = {
+        "blockwise": "`blockwise()`",
+        "rowwise": "`rowwise()`",
+        "rowwise_fast": "`rowwise(fast_accumulation=True)`",
+        "tensorwise": "`tensorwise()`",
+    }
+    rows = [
+        [f"`{name}`", *(fp8_gains("layers_recipes", name, recipe) for recipe in recipes)]
+        for name in layer_names("layers_recipes")
+    ]
+    return table(["times bf16's speed", *recipes.values()], rows)
 
 
 def layers_fp8_range() -> str:
     """What the default recipe gains, weights quantised before."""
-    gains = [fp8_gain(name, "blockwise", "_quantized") for name in layer_names("layers_fp8")]
+    gains = [
+        1 / case("layers_fp8", f"{name}/moe_step")["ratios"]["fp8_blockwise_quantized"]
+        for name in layer_names("layers_fp8")
+    ]
     return f"{min(gains):.2f} to {max(gains):.2f} times, {geometric_mean(gains):.2f} in the mean,"
 
 
 def layers_decode() -> str:
-    """Layers of few tokens, in bf16 and in FP8 with weights quantised before."""
-    names = layer_names("layers_decode")
-    tokens = list(dict.fromkeys(name.rpartition("_")[2] for name in names))
+    names = [name.rpartition("_") for name in layer_names("layers_decode")]
+    tokens = list(dict.fromkeys(count for *_, count in names))
 
     def both(name: str) -> str:
         found = case("layers_decode", f"{name}/moe_forward")
-        peers = "ours", "fp8_blockwise_quantized"
-        return ", ".join(microseconds(found, peer) for peer in peers)
+        return ", ".join(microseconds(found, x) for x in ("ours", "fp8_blockwise_quantized"))
 
     rows = [
         [f"`{layer}`", *(both(f"{layer}_{t}") for t in tokens)]
-        for layer in dict.fromkeys(name.rpartition("_")[0] for name in names)
+        for layer in dict.fromkeys(name for name, *_ in names)
     ]
-    header = [
-        "whole layer, us, bf16 and FP8",
-        *(f"{t} token{'s' if t != '1' else ''}" for t in tokens),
-    ]
-    return table(header, rows)
+    header = [f"{t} token{'s' if t != '1' else ''}" for t in tokens]
+    return table(["whole layer, us, bf16 and FP8", *header], rows)
 
 
 def step() -> str:
-    """A step of training the demo's model."""
     (record,) = cases("step").values()
     peers, shape, model = record["peers"], record["shape"], PRESETS[record["shape"]["name"]].model
     found = [peers[name] for name in ("ours", "ours_fp8", "stock")]
@@ -118,23 +121,19 @@ def step() -> str:
 
 
 def expert_parallel() -> str:
-    """Layers over several GPUs: shares of the speed without communication."""
+    ways = {"ours": "", "nccl": ", by NCCL", "tokens_fp8": ", tokens in FP8"}
+    ways |= {"naive": ", all gathered"}
+    ops = {"ep_forward": "forward", "ep_step": "with gradients"}
     rows = []
     for name in layer_names("expert_parallel"):
-        row = [f"`{name}`"]
-        for op in ("ep_forward", "ep_step"):
-            found = case("expert_parallel", f"{name}/{op}")
-            fractions = found.get("fractions", {})
-            for way in ("ours", "nccl", "tokens_fp8", "naive"):
-                row.append(f"{fractions[way]:.2f}" if way in fractions else "-")
-        rows.append(row)
-    ways = ("", ", by NCCL", ", tokens in FP8", ", all gathered")
-    header = [f"{op}{way}" for op in ("forward", "with gradients") for way in ways]
+        found = (case("expert_parallel", f"{name}/{op}").get("fractions", {}) for op in ops)
+        shares = (f"{x[way]:.2f}" if way in x else "-" for x in found for way in ways)
+        rows.append([f"`{name}`", *shares])
+    header = [f"{op}{way}" for op in ops.values() for way in ways.values()]
     return table(["of the speed without communication", *header], rows)
 
 
 def training() -> str:
-    """FP8's held-out loss over bf16's, by recipe and seed."""
     found = sorted(cases("training").values(), key=lambda case: case["seed"])
     by_recipe: dict[str, list[str]] = {}
     for one in found:
@@ -145,6 +144,100 @@ def training() -> str:
 
 
 def training_steps() -> str:
-    """How long it was trained."""
     (steps,) = {one["steps"] for one in cases("training").values()}
     return str(steps)
+
+
+def milliseconds(us: float) -> str:
+    return f"{us / 1e3:.1f}"
+
+
+def of_muon(op: str, shown: Sequence[str], other: str, last: Sequence[str] = ()) -> list[list[str]]:
+    """Milliseconds of some peers, and the ratio of one of them to ours."""
+    rows = []
+    for topic, card in {"muon": "H200", "muon_h100": "H100"}.items():
+        for found in cases(topic).values():
+            if found["op"] == op:
+                us = {name: peer["median_us"] for name, peer in found["peers"].items()}
+                stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in found["shape"]["stacks"])
+                times = (milliseconds(us[name]) for name in (*shown, other))
+                ratio = f"{us[other] / us['ours']:.2f}"
+                rows.append([stacks, card, *times, ratio, *(milliseconds(us[x]) for x in last)])
+    return rows
+
+
+def muon() -> str:
+    header = ["matrices", "GPU", "ours ms", '`method="standard"`', "einsums in bf16", "times ours"]
+    return table(header, of_muon("newton_schulz", ("ours", "standard"), "einsum_bf16"))
+
+
+def muon_steps() -> str:
+    header = ["parameters", "GPU", "ours ms", "in bf16", "`optax.contrib.muon`", "times ours"]
+    rows = of_muon("step", ("ours", "ours_bf16"), "optax_muon", ["adamw"])
+    return table([*header, "AdamW"], rows)
+
+
+def data_parallel() -> str:
+    names = {
+        "training": "training step of the demo's model",
+        "muon": "`optim.muon`, split along the stack",
+        "split": "`optim.orthogonalize`, split inside",
+    }
+    rows = []
+    for found in cases("data_parallel").values():
+        times = (milliseconds(found["peers"][name]["median_us"]) for name in ("one", "ours"))
+        ratios = (found["ratios"].get(name) for name in ("speedup", "einsum"))
+        what = f"{names[found['op']]}, {found['shape']['name']} a GPU"
+        rows.append([what, *times, *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios)])
+    header = ["work", "one GPU ms", "two GPUs ms", "times the work", "einsums over ours"]
+    return table(header, rows)
+
+
+def both(of_h100: str, of_h200: str) -> list[tuple[Mapping, Mapping, float]]:
+    """The cases that were measured on both cards, the H200's first, and the ratio of our times."""
+    others = cases(of_h200)
+    return [
+        (others[name], one, ours(one)["median_us"] / ours(others[name])["median_us"])
+        for name, one in cases(of_h100).items()
+        if name in others and "bytes" in one
+    ]
+
+
+def h100() -> str:
+    pairs = both("h100", "ragged")
+    times = [ratio for *_, ratio in pairs]
+    best = [found[1] for found in (best_grouped(one) for _, one, _ in pairs) if found]
+    layers = [ratio for *_, ratio in both("h100_layers", "layers")]
+    return (
+        f"[{len(pairs)} products](#performance) take {geometric_mean(times):.2f} times as long as "
+        f"on an H200 ({span(times)}), [whole layers](docs/performance.md#on-an-h100) "
+        f"{geometric_mean(layers):.2f} times ({span(layers)}). The faster of PyTorch's and "
+        f"Pallas's products takes {geometric_mean(best):.2f} times as long as ours ({span(best)})"
+    )
+
+
+def h100_products() -> str:
+    rows = []
+    for other, one, ratio in both("h100", "ragged"):
+        best = best_grouped(one)
+        what, over = f"`{one['shape']['name']}` {one['op']}", f"{ratio:.2f}"
+        vs_best = f"{best[1]:.2f} {best[0]}" if best else "-"
+        rows.append([what, time_and_rate(other), time_and_rate(one), over, vs_best])
+    header = ["product", "H200 us (TFLOP/s)", "H100 us (TFLOP/s)", "H100 over H200"]
+    return table([*header, f"vs best on the H100 ({commits('h100')})"], rows)
+
+
+def h100_layers() -> str:
+    rows = []
+    for other, one, ratio in both("h100_layers", "layers"):
+        what = f"`{one['shape']['name']}` {'step' if one['op'] == 'moe_step' else 'forward'}"
+        times = (f"{ours(case)['median_us']:.0f}" for case in (other, one))
+        rows.append([what, *times, f"{ratio:.2f}"])
+    header = ["layer", f"H200 us ({commits('layers')})", f"H100 us ({commits('h100_layers')})"]
+    return table([*header, "H100 over H200"], rows)
+
+
+QUOTES = (
+    layers, layers_fp8_range, layers_recipes, layers_quack, layers_decode, step, expert_parallel,
+    training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
+)  # fmt: skip

@@ -8,25 +8,22 @@ In double precision CUTLASS's grouped rank-2k kernels take part, which `benchmar
 builds.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks.harness import check
-from benchmarks.harness.command import Command
+from benchmarks.harness import exact
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
+from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 from benchmarks.peers.cublas_symmetric import CublasSymmetric
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Shape = tuple[int, int, int]  # g, n, k
 BF16_SHAPES = (
@@ -59,11 +56,6 @@ class Update:
     def hermitian(self) -> bool:
         return self.dtype.startswith("complex")
 
-    def exact_dtype(self) -> str:
-        """What the result is checked in: more precise than the result, where there is more."""
-        wide = {"bfloat16": "float32", "float32": "float64", "complex64": "complex128"}
-        return wide.get(self.dtype, self.dtype)
-
 
 UPDATES = {
     update.name: update
@@ -80,12 +72,10 @@ UPDATES = {
 
 
 def product(a, b):
-    """A @ B^H of each matrix."""
     return jnp.einsum("gik,gjk->gij", a, b.conj())
 
 
 def mirrored(p):
-    """P + P^H."""
     return p + jnp.swapaxes(p, 1, 2).conj()
 
 
@@ -101,7 +91,6 @@ EXPRESSIONS: dict[bool, dict[str, tuple[Role, Callable[..., jax.Array]]]] = {
 
 
 def ours(update: Update, **options) -> Callable[..., jax.Array]:
-    """The public function as a function of both operands."""
     functions = {
         (False, False): jgg.grouped_syrk,
         (True, False): jgg.grouped_syr2k,
@@ -128,62 +117,16 @@ def at_precision(function: Callable[..., jax.Array], precision: str | None):
     return with_precision
 
 
-def variants(update: Update) -> dict[str, Callable[..., jax.Array]]:
-    """Ours, by what becomes of the other triangle and how operands are stored."""
-
-    def transposed(a, b):
-        # The same bytes as [g, k, n]: other numbers, the same work.
-        turned = (x.reshape(x.shape[0], x.shape[2], x.shape[1]) for x in (a, b))
-        return ours(update, transpose=True)(*turned)
-
-    return {
-        "ours": ours(update),
-        "symmetric": ours(update, symmetrize_output=True),
-        "transposed": transposed,
-    }
-
-
-def exact_triangle(update: Update, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The lower triangles in `exact_dtype`, from plain products."""
-    with jax.default_matmul_precision("highest"):
-        a, b = (x.astype(update.exact_dtype()) for x in (a, b))
-        return jnp.tril(mirrored(product(a, b)) if update.two_operands else product(a, a))
-
-
-@jax.jit
-def triangle_error(out: jax.Array, exact: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Relative errors of the lower triangles: of all, and of the worst row.
-
-    A short row may cancel, so its error is relative to a typical row of its length at least.
-    """
-    n = exact.shape[-1]
-    difference = jnp.abs(jnp.tril(out).astype(exact.dtype) - exact)
-    exact = jnp.abs(exact)
-    whole = jnp.linalg.norm(exact)
-    typical = whole / jnp.sqrt(exact.shape[0] * n * (n + 1) / 2)
-    scale = jnp.maximum(jnp.linalg.norm(exact, axis=-1), typical * jnp.sqrt(1 + jnp.arange(n)))
-    return jnp.linalg.norm(difference) / whole, jnp.max(
-        jnp.linalg.norm(difference, axis=-1) / scale
-    )
-
-
 def peers(update: Update) -> list[Peer]:
     """Everything that is timed for one update; operands are `a`, and `b` if it takes two."""
 
-    def jax_peer(name: str, role: Role, function: Callable[..., jax.Array], **options) -> Peer:
-        precise = at_precision(function, update.precision)
+    def jax_peer(name: str, role: Role, function: Callable[..., jax.Array]) -> Peer:
         # Those of one operand get the other one too, and leave it.
-        return JaxPeer(name, role, precise, **options)
+        return JaxPeer(name, role, at_precision(function, update.precision))
 
     found = [
-        jax_peer(
-            name,
-            Role.OURS if name == "ours" else Role.VARIANT,
-            function,
-            unavailable=kernels_unavailable_reason,
-            checked=name != "transposed",
-        )
-        for name, function in variants(update).items()
+        jax_peer("ours", Role.OURS, ours(update)),
+        jax_peer("symmetric", Role.VARIANT, ours(update, symmetrize_output=True)),
     ]
     for name, (role, function) in EXPRESSIONS[update.two_operands].items():
         found.append(jax_peer(name, role, function))
@@ -192,40 +135,20 @@ def peers(update: Update) -> list[Peer]:
     return [*found, *map(cutlass.CutlassRank2k, names)]
 
 
-def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Array]:
-    """Normal data."""
-    drawn = "float32" if update.dtype == "bfloat16" else update.dtype
-    keys = jax.random.split(jax.random.key(seed, impl="rbg"))
-    return tuple(jax.random.normal(key, shape, drawn).astype(update.dtype) for key in keys)
-
-
-def work(update: Update, shape: Shape, seed: int) -> Workload:
-    """An update of random stacks, judged by its lower triangles."""
-    a, b = operands(update, shape, seed)
-    exact = exact_triangle(update, a, b)
-
-    def judge(call: Call) -> tuple[check.Error, bool]:
-        error = check.Error(*map(float, triangle_error(call.to_jax(call.run()), exact)))
-        return error, error.within(update.tolerance)
-
-    return workload(update, shape, seed, (a, b), judge)
-
-
-def workload(
-    update: Update,
-    shape: Shape,
-    seed: int,
-    operands: tuple[jax.Array, jax.Array],
-    judge: Callable[[Call], tuple[check.Error, bool]],
-) -> Workload:
-    """An update of given stacks, judged as asked."""
-    (g, n, k), (a, b) = shape, operands
+def work(update: Update, shape: Shape, seed: Sequence[int]) -> Workload:
+    a, b = (exact.normal(shape, update.dtype, (*seed, i)) for i in range(2))
+    expected = exact.triangles(a, b if update.two_operands else None)
+    judge = exact.judged(
+        lambda out: exact.triangle_error(out, expected),
+        lambda error, call: error.within(update.tolerance),
+    )
+    g, n, k = shape
     written = g * n * (n + 1) // 2 * a.dtype.itemsize
     read = a.nbytes + (b.nbytes if update.two_operands else 0)
     return Workload(
         f"{named(shape)}/{update.name}",
         update,
-        operands,
+        (a, b),
         judge,
         description={
             "shape": {"name": named(shape), "groups": g, "n": n, "k": k},
@@ -238,26 +161,23 @@ def workload(
         flops=(2 if update.two_operands else 1) * (4 if update.hermitian else 1) * g * n * n * k,
         bytes=read + written,
         written_bytes=written,
-        seed=seed,
+        seed=seed[0],
     )
 
 
 def named(shape: Shape) -> str:
-    """A shape's name in the results."""
     return "x".join(map(str, shape))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which updates."""
-    parser.add_argument("--ops", nargs="+", default=list(UPDATES), choices=UPDATES, metavar="OP")
+    add_choices(parser, "--ops", UPDATES)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job an update of a shape."""
 
     def measure(update: Update, shape: Shape) -> dict:
         with jax.enable_x64(True):
-            return session.compare(work(update, shape, options.seed), peers(update), host=False)
+            return session.compare(work(update, shape, (options.seed,)), peers(update), host=False)
 
     return [
         Job(f"{named(shape)}/{update.name}", functools.partial(measure, update, shape))

@@ -1,15 +1,15 @@
-"""The records that the pages quote, by topic, and their cases."""
-
-from __future__ import annotations
+"""The records that the pages quote, by topic, and their numbers in words; a dash for none."""
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.harness.quoting import NO_CASE
+from benchmarks.harness.measure import geometric_mean
 from benchmarks.harness.results_file import load
 
+# In place of a case that was not measured.
+NO_CASE: Mapping = {"peers": {}, "ratios": {}}
 RESULTS = Path(__file__).parent / "results"
 # The records that a topic is quoted from.
 RECORDS = {
@@ -47,34 +47,67 @@ MIB, GIB = 2**20, 2**30
 
 @functools.cache
 def cases(topic: str) -> dict[str, Mapping]:
-    """The cases of a topic's records by name."""
     found = load([RESULTS / f"{stem}.json" for stem in RECORDS[topic]])
     return {case["case"]: case for case in found["cases"]}
 
 
 def case(topic: str, name: str) -> Mapping:
-    """One of them, or an empty one."""
     return cases(topic).get(name, NO_CASE)
 
 
 def ours(case: Mapping) -> Mapping:
-    """What was measured of ours."""
     return case["peers"]["ours"]
 
 
 def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
-    """A peer's ratios to us in all cases of some ops."""
     found = [case for case in cases(topic).values() if case["op"] in ops]
     return [case["ratios"][peer] for case in found if peer in case["ratios"]]
 
 
 def memory_of(peer: str, shape: str, op: str) -> int:
-    """Bytes that XLA plans besides operands and result."""
     return cases("memory")[f"{shape}/{op}/memory"]["peers"][peer]["temporary_bytes"]
 
 
 def commits(topic: str) -> str:
-    """The commits of a topic's records."""
     stems = RECORDS[topic]
     found = (json.loads((RESULTS / f"{stem}.json").read_text())["commit"] for stem in stems)
     return ", ".join(dict.fromkeys(commit[:7] for commit in found))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def microseconds(case: Mapping, peer: str = "ours") -> str:
+    value = case["peers"].get(peer, {}).get("median_us")
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def time_and_rate(case: Mapping) -> str:
+    ours = case["peers"].get("ours", {})
+    return f"{ours['median_us']:.0f} ({ours['tflops']:.0f})" if "tflops" in ours else "-"
+
+
+def ratio(case: Mapping, *others: str) -> str:
+    found = [case["ratios"][name] for name in others if name in case["ratios"]]
+    return f"{min(found):.2f}" if found else "-"
+
+
+def span(values: Iterable[float], digits: int = 2) -> str:
+    values = list(values)
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def ends(values: Mapping[str, float]) -> str:
+    """The least and the largest of some numbers, with what each is of."""
+    low, high = (each(values, key=values.__getitem__) for each in (min, max))
+    return f"{values[low]:.2f} ({low}) to {values[high]:.2f} ({high})"
+
+
+def mean_and_span(values: Sequence[float]) -> str:
+    """The geometric mean, and the least and the largest in brackets."""
+    return f"{geometric_mean(values):.2f} ({span(values)})" if values else "-"

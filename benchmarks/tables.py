@@ -8,9 +8,6 @@ what lies between is `quotes.QUOTES[NAME]`, in lines of its own where it has sev
 the middle of a sentence otherwise. There it may not begin a line, which would end the paragraph.
 """
 
-from __future__ import annotations
-
-import argparse
 import difflib
 import json
 import re
@@ -19,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import quotes
+from benchmarks.harness.command import parser_of
 
 ROOT = Path(__file__).parents[1]
 # Every page that has a region.
@@ -28,11 +26,7 @@ REGION = re.compile(r"(<!-- records: (\w+) -->)(.*?)(<!-- end of records -->)", 
 
 
 def filled(page: str, texts: Mapping[str, Callable[[], str]]) -> str:
-    """A page with its regions written anew.
-
-    Raises:
-      KeyError: for a region that is none of `texts`.
-    """
+    """A page with its regions written anew."""
 
     def region(match: re.Match) -> str:
         begin, name, _, end = match.groups()
@@ -75,7 +69,6 @@ def index(folder: Path) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What each page should be."""
     return {
         **{page: filled(page.read_text(), quotes.QUOTES) for page in PAGES},
         INDEX: index(INDEX.parent) + "\n",
@@ -83,7 +76,6 @@ def pages() -> dict[Path, str]:
 
 
 def differences(path: Path, wanted: str) -> list[str]:
-    """The lines in which a page is not what it should be."""
     found = path.read_text() if path.exists() else ""
     name = str(path.relative_to(ROOT))
     return list(
@@ -94,12 +86,7 @@ def differences(path: Path, wanted: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 1 if `--check` finds a difference."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("benchmarks.tables", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
     check = parser.parse_args(arguments).check
     found = []

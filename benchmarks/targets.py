@@ -6,9 +6,6 @@ python -m benchmarks.targets benchmarks/results/*.json
 any target is missed; one that no result is about, or some of whose cases none is about, says so.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from benchmarks.fp8.cases import PRODUCTS as FP8_PRODUCTS
 from benchmarks.fp8.cases import QUANTIZED_SHAPES, QUANTIZERS, STEP
 from benchmarks.harness import report
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES
+from benchmarks.harness.command import parser_of
 from benchmarks.harness.results_file import load
 from benchmarks.harness.target import (
     DENSE_RATIO,
@@ -29,19 +27,14 @@ from benchmarks.harness.target import (
     cosine_distance,
     error,
     error_over_cublas,
-    first_call_s,
-    host_us,
-    kernels,
     loss_difference,
-    microseconds,
+    of_ours,
     of_uniform_time,
     over,
     over_best,
     over_best_or_dense,
-    over_cutlass,
-    tflops,
     without_communication,
-)
+)  # fmt: skip
 
 # Which records, by op, and what else is asked of them.
 
@@ -60,7 +53,6 @@ def of(*ops: str, **fields: object) -> Callable[[Record], bool]:
 
 
 def of_shapes(shapes: Sequence[str], *ops: str, **fields: object) -> Callable[[Record], bool]:
-    """The same, of some shapes."""
     applies = of(*ops, **fields)
     return lambda record: record["shape"]["name"] in shapes and applies(record)
 
@@ -70,13 +62,11 @@ def _is(value: object, asked: object) -> bool:
 
 
 def cases(shapes: Iterable[str], ops: Iterable[str], *distributions: str) -> list[str]:
-    """Names of cases."""
     ends = [f"/{each}" for each in distributions] or [""]
     return [f"{shape}/{op}{end}" for shape in shapes for op in ops for end in ends]
 
 
 def by_shape(bounds: Mapping[str, float]) -> Callable[[Record], float]:
-    """A bound for each shape."""
     return lambda record: bounds[record["shape"]["name"]]
 
 
@@ -151,22 +141,21 @@ TARGETS = (
            cases(MAIN, ["forward", "wgrad"], "random")),
     Target("memory-bound, of the byte floor", of_shapes(FEW_ROWS, *PRODUCTS, **BITS_16),
            over("byte_floor"), 0.92, cases(FEW_ROWS, ["forward"], "random")),
-    Target("kernels a call", of(*OPS, **ANY_SIZES, **BITS_16), kernels, allowed_kernels,
+    Target("kernels a call", of(*OPS, **ANY_SIZES, **BITS_16), of_ours("kernels", "{}"),
+           allowed_kernels,
            at_most=True, of="0 extra, 1 in decoding"),
     Target("float32 at HIGHEST, against cuBLAS's float32",
            of(*OPS, **ANY_SIZES, dtype="float32", precision="highest"), over("cublas_loop"), 3.0,
            cases(MAIN, ["forward", "dgrad", "wgrad"], "random")),
-    Target("host time a product inside a jitted call", of("host"), host_us, 10, at_most=True,
-           of="us"),
-    Target("import and first call", of("first_call"), first_call_s, 1, at_most=True, of="s"),
 
     Target("FP8 forward and dgrad", of_shapes(FP8_DENSE, *FP8_KEPT), over(*DENSE_FP8),
            by_shape(FP8_DENSE), cases(FP8_DENSE, FP8_KEPT, "random"),
            of=">= .42 to .97 of dense cuBLAS FP8, by shape"),
     Target("FP8 decoding, of the byte floor", of_shapes(DECODE, *FP8_KEPT), over("byte_floor"),
            0.93, cases(DECODE, FP8_KEPT, "random")),
-    Target("FP8 wgrad", of_shapes(FP8_WGRADS, "fp8_wgrad", distribution="uniform"), tflops, 950,
-           cases(FP8_WGRADS, ["fp8_wgrad"], "uniform"), of="TFLOP/s"),
+    Target("FP8 wgrad", of_shapes(FP8_WGRADS, "fp8_wgrad", distribution="uniform"),
+           of_ours("tflops", "{:.0f}"), 950, cases(FP8_WGRADS, ["fp8_wgrad"], "uniform"),
+           of="TFLOP/s"),
     Target("FP8 quantisers and three products", of_shapes(["dsv3_up"], STEP), over("ours_bf16"),
            1.4, cases(["dsv3_up"], [STEP], "random"), of="times bfloat16's speed"),
     Target("FP8 quantisers, of copy bandwidth", of_shapes(QUANTIZED_SHAPES, *QUANTIZERS),
@@ -179,7 +168,8 @@ TARGETS = (
            [f"h200/fp8_training/{seed}" for seed in range(2)], at_most=True,
            of="<= 1 % from bfloat16's held-out loss"),
 
-    Target("MoE layer, forward and backward", of("moe_step"), microseconds, by_shape(LAYER_US),
+    Target("MoE layer, forward and backward", of("moe_step"), of_ours("median_us", "{:.0f} us"),
+           by_shape(LAYER_US),
            cases(LAYER_US, ["moe_step"]), at_most=True, of="<= 2550 to 12200 us, by layer"),
     Target("MoE layer, forward and backward, over QuACK", of("moe_step"), over(*QUACK_LAYERS),
            by_shape(LAYER_OVER_QUACK), cases(LAYER_US, ["moe_step"]),
@@ -206,7 +196,7 @@ TARGETS = (
            over("cublas_loop"), by_shape(dict(zip(WIDE, (1.7, 1.0), strict=True))),
            cases(WIDE, ["her2k_c128"]), of=">= 1.7 and >= 1"),
     Target("float64 rank-2k over CUTLASS's grouped kernels",
-           of_shapes(WIDE, "syr2k_f64", "her2k_c128"), over_cutlass, 1.0,
+           of_shapes(WIDE, "syr2k_f64", "her2k_c128"), over("cutlass*"), 1.0,
            cases(WIDE, ["syr2k_f64", "her2k_c128"]), of="of the fastest"),
     Target("bfloat16 syrk, n >= 2048, over A@A.T", of_shapes(LARGE, "syrk"), over("A@A.T"), 1.7,
            cases(LARGE, ["syrk"])),
@@ -227,22 +217,20 @@ TARGETS = (
            over("cublas_loop"), 1.5, cases(RANDOM_LISTS, ["grouped_gemm"]), mean=True),
     Target("lists, large, over a cuBLAS loop", of_shapes(["big_8"], "grouped_gemm"),
            over("cublas_loop"), 0.97, cases(["big_8"], ["grouped_gemm"])),
-    Target("lists, over CUTLASS's grouped kernels", of("grouped_gemm"), over_cutlass, 1.0,
+    Target("lists, over CUTLASS's grouped kernels", of("grouped_gemm"), over("cutlass*"), 1.0,
            cases(["four", *RANDOM_LISTS, "big_8"], ["grouped_gemm"]), of="of the fastest"),
 )
 # fmt: on
 
 
 def check(results: Mapping) -> list[Verdict]:
-    """Every target against the results of one or more runs."""
     return [target.check(results["cases"]) for target in TARGETS]
 
 
 def main(
     arguments: Sequence[str] | None = None, write: Callable[[str], object] = print
 ) -> list[Verdict]:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
+    parser = parser_of("benchmarks.targets", __doc__)
     parser.add_argument(
         "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"
     )

@@ -7,25 +7,22 @@ failed; with a smaller `--batch` all may fit. Times are the host's, over all ste
 memory is what XLA plans for a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 import jax_grouped_gemm as jgg
-from benchmarks.fp8_training import dry_run_preset
-from benchmarks.harness.command import Command
-from benchmarks.harness.measure import geometric_mean
-from benchmarks.harness.peer import Role
+from benchmarks.fp8_training import model_of
+from benchmarks.harness import report
+from benchmarks.harness.command import Command, add_choices
+from benchmarks.harness.peer import Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm.demo.data import load_corpus
-from jax_grouped_gemm.demo.presets import PRESETS, Preset
-from jax_grouped_gemm.demo.train import OutOfMemory, TrainingRun, train
+from jax_grouped_gemm.demo.presets import PRESETS
+from jax_grouped_gemm.demo.train import OutOfMemory, train
 
 OURS = object()  # stands for the kernels, pinned where there is a GPU
 # By name: role, implementation of the ragged matmul, and recipe.
@@ -38,101 +35,74 @@ PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
 }
 
 
-def record(
-    model: str, preset: Preset, seed: int, runs: Mapping[str, TrainingRun | OutOfMemory]
-) -> dict:
-    """A record of all runs; ratios are of the times of a step."""
-    peers: dict[str, dict] = {}
-    for name, run in runs.items():
-        peers[name] = {"role": PEERS[name][0].value}
-        if isinstance(run, OutOfMemory):
-            peers[name] |= {"status": "failed", "reason": str(run)}
-            continue
-        peers[name] |= {
-            "status": "measured",
-            "median_us": run.step_seconds * 1e6,
-            "temporary_bytes": run.temporary_bytes,
-            "run": dataclasses.asdict(run),
-        }
-    times = {name: peer["median_us"] for name, peer in peers.items() if "median_us" in peer}
-    return {
-        "case": f"{model}/training/{seed}",
-        "shape": {"name": model, "batch": preset.batch, "length": preset.sequence_length},
-        "op": "training",
-        "seed": seed,
-        "peers": peers,
-        "ratios": {
-            name: time / times["ours"]
-            for name, time in times.items()
-            if "ours" in times and name != "ours"
-        },
-    }
-
-
-def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
-    """Of the ratios to stock JAX."""
-    found = [record["ratios"]["stock"] for record in records if "stock" in record["ratios"]]
-    return {"training": {"stock_geomean": geometric_mean(found)}} if found else {}
-
-
 def texts(results: Mapping) -> list[str]:
-    """A line a run."""
-    lines = []
-    for record in results["cases"]:
-        for name, peer in record["peers"].items():
-            if peer["status"] != "measured":
-                lines.append(f"{record['case']} {name}: {peer['status']}, {peer['reason']}")
-                continue
-            run = peer["run"]
-            lines.append(
-                f"{record['case']} {name}: {peer['median_us'] / 1e3:.1f} ms a step, "
-                f"{peer['temporary_bytes'] / 2**30:.1f} GiB, held-out loss "
-                f"{run['after']['held_out']:.3f}"
-            )
-    return ["\n".join(lines)]
+    rows = [
+        [name, f"{peer['median_us'] / 1e3:.1f}", f"{peer['temporary_bytes'] / 2**30:.1f}",
+         f"{peer['run']['after']['held_out']:.3f}"]
+        for record in results["cases"]
+        for name, peer in record["peers"].items()
+        if peer["status"] == "measured"
+    ]  # fmt: skip
+    return [
+        report.table(["peer", "ms a step", "GiB", "held-out loss"], rows),
+        report.missing_lines(results["cases"]),
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, how long, and who."""
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
     parser.add_argument("--steps", type=int, help="training steps (default: those of --compare)")
     parser.add_argument("--batch", type=int, help="sequences of a step (default: the preset's)")
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
+    add_choices(parser, "--peers", PEERS)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """One job."""
-    preset = dry_run_preset() if options.dry_run else PRESETS[options.preset]
-    name = "dry_run" if options.dry_run else options.preset
+    model, preset = model_of(options)
     if options.batch:
         preset = dataclasses.replace(preset, batch=options.batch)
     steps = options.steps or (preset.steps if options.dry_run else preset.compare_steps)
-    pinned = "cuda" if jax.default_backend() == "gpu" else None
-    corpus = load_corpus()
+    corpus, case = load_corpus(), f"{model}/training/{options.seed}"
 
-    def run(peer: str) -> TrainingRun | OutOfMemory:
-        _, implementation, recipe = PEERS[peer]
+    def run(name: str) -> dict:
+        role, implementation, recipe = PEERS[name]
         try:
-            return train(
+            found = train(
                 preset,
                 corpus,
-                name=peer,
-                implementation=pinned if implementation is OURS else implementation,
+                name=name,
+                implementation=pinned_implementation()
+                if implementation is OURS
+                else implementation,
                 recipe=recipe,
-                quantizes="layers" if peer == "ours_fp8_layers" else "optimizer",
+                quantizes="layers" if name == "ours_fp8_layers" else "optimizer",
                 steps=steps,
                 seed=options.seed,
             )
         except OutOfMemory as failure:
-            return failure
+            return {"role": role.value, "status": "failed", "reason": str(failure)}
+        return {
+            "role": role.value,
+            "status": "measured",
+            "median_us": found.step_seconds * 1e6,
+            "temporary_bytes": found.temporary_bytes,
+            "run": dataclasses.asdict(found),
+        }
 
     def compare() -> dict:
         # Stock JAX first, which needs most memory, while that is in one piece.
-        order = sorted(options.peers, key=list(PEERS).index, reverse=True)
-        runs = {peer: run(peer) for peer in order}
-        return record(name, preset, options.seed, {peer: runs[peer] for peer in options.peers})
+        peers = {name: run(name) for name in reversed(PEERS) if name in options.peers}
+        times = {name: peer["median_us"] for name, peer in peers.items() if "median_us" in peer}
+        ours = times.pop("ours", None)
+        return {
+            "case": case,
+            "shape": {"name": model, "batch": preset.batch, "length": preset.sequence_length},
+            "op": "training",
+            "seed": options.seed,
+            "peers": {name: peers[name] for name in options.peers},
+            "ratios": {name: time / ours for name, time in times.items() if ours},
+        }
 
-    return [Job(f"{name}/training/{options.seed}", functools.partial(compare))]
+    return [Job(case, compare)]
 
 
 COMMAND = Command(
@@ -142,7 +112,6 @@ COMMAND = Command(
     add_arguments=add_arguments,
     timed=False,
     time_limit=600,
-    summarize=summarize,
     texts=texts,
 )
 main = COMMAND.main

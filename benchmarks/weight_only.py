@@ -7,8 +7,6 @@ and multiplies those; `bf16` has weights that were dequantised before. All weigh
 numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -18,13 +16,12 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks import moe as layers
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.moe import LAYERS, TINY, Layer, Problem
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 FORMATS = ("mxfp4", "int4", "int8")
 TOKENS = (1, 16, 128, 512, 8192)
@@ -58,7 +55,6 @@ def peers(problem: Problem) -> list[Peer]:
             name,
             Role.OURS if name == "ours" else Role.VARIANT,
             function,
-            kernels_unavailable_reason,
             checked=True,
             part_of=layers.part_of,
         )
@@ -67,7 +63,6 @@ def peers(problem: Problem) -> list[Peer]:
 
 
 def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
-    """A layer, judged as in `benchmarks.moe`."""
     arrays, packed = given
     of_arrays = layers.work(problem, arrays, seed)
     x, chosen, *_ = arrays
@@ -83,26 +78,18 @@ def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Layers, formats and numbers of tokens."""
-    names = list(LAYERS)
-    parser.add_argument("--layers", nargs="+", default=["gptoss"], choices=names, metavar="NAME")
-    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    add_choices(parser, "--layers", LAYERS, ["gptoss"])
+    add_choices(parser, "--formats", FORMATS)
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds the layers."""
-    found = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
-    counts = [TINY.tokens] if options.dry_run else options.tokens
-    options.layers = [
-        dataclasses.replace(layer, name=f"{layer.name}_{tokens}", tokens=tokens)
-        for layer in found
-        for tokens in counts
-    ]
+    if options.dry_run:
+        options.tokens = [TINY.tokens]
+    layers.complete(options)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
     inputs = LatestInputs(lambda key: operands(*key, options.seed))
 
     def measure(layer: Layer, format: str) -> dict:

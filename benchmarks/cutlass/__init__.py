@@ -3,8 +3,6 @@
 They are peers only: nothing here is part of the package, and none of its kernels is in the library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import weakref
@@ -25,13 +23,11 @@ class Problem(ctypes.Structure):
 
 
 def unavailable_reason() -> str | None:
-    """Why there is no library, or None."""
     return None if LIBRARY.exists() else f"CUTLASS's kernels are not built: run {BUILD}"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library, which needs no CUDA runtime besides its own."""
     found = ctypes.CDLL(str(LIBRARY))
     found.jgg_cutlass_error.restype = ctypes.c_char_p
     found.jgg_cutlass_make.argtypes = (
@@ -73,7 +69,6 @@ class Plan:
         weakref.finalize(self, self._library.jgg_cutlass_free, plan)
 
     def run(self) -> None:
-        """Enqueues the work on the legacy default stream."""
         self._succeed(self._library.jgg_cutlass_run(self._plan, None), "launch")
 
     def _succeed(self, status: int, what: str) -> None:

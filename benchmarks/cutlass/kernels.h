@@ -12,8 +12,7 @@ namespace jgg::peers {
 using MakePlan = std::unique_ptr<Plan>(std::vector<Problem> const&);
 
 MakePlan gemm_sm80_device, gemm_sm80_host;
-MakePlan gemm_sm90_cooperative_nn, gemm_sm90_cooperative_nt, gemm_sm90_cooperative_tn;
-MakePlan gemm_sm90_pingpong_nn, gemm_sm90_pingpong_nt, gemm_sm90_pingpong_tn;
+MakePlan gemm_sm90_cooperative_nn, gemm_sm90_pingpong_nn;
 MakePlan syr2k_f64_32x32, syr2k_f64_128x128, her2k_c128_64x64, her2k_c128_128x64;
 
 inline std::map<std::string, MakePlan*> const& kernels() {
@@ -21,11 +20,7 @@ inline std::map<std::string, MakePlan*> const& kernels() {
       {"gemm_sm80_device", gemm_sm80_device},
       {"gemm_sm80_host", gemm_sm80_host},
       {"gemm_sm90_cooperative_nn", gemm_sm90_cooperative_nn},
-      {"gemm_sm90_cooperative_nt", gemm_sm90_cooperative_nt},
-      {"gemm_sm90_cooperative_tn", gemm_sm90_cooperative_tn},
       {"gemm_sm90_pingpong_nn", gemm_sm90_pingpong_nn},
-      {"gemm_sm90_pingpong_nt", gemm_sm90_pingpong_nt},
-      {"gemm_sm90_pingpong_tn", gemm_sm90_pingpong_tn},
       {"syr2k_f64_32x32", syr2k_f64_32x32},
       {"syr2k_f64_128x128", syr2k_f64_128x128},
       {"her2k_c128_64x64", her2k_c128_64x64},

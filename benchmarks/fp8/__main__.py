@@ -3,41 +3,34 @@
 python -m benchmarks.fp8 --output benchmarks/results/fp8.json
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 
 from benchmarks.fp8 import quantizers, step
-from benchmarks.fp8.cases import OPS, PRODUCTS, STEP, Fp8Case, default_cases, tiny_cases
+from benchmarks.fp8.cases import OPS, PRODUCTS, STEP, default_cases, tiny_cases
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
-from benchmarks.harness.cases import DISTRIBUTIONS
-from benchmarks.harness.command import Command
+from benchmarks.harness.cases import DISTRIBUTIONS, Case
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.fp8_inputs import ScaledInputs
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import ragged_work
 from benchmarks.harness.peer import Peer
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
-from benchmarks.peers import variants
-from benchmarks.peers.deep_gemm import DeepGemm
 from benchmarks.peers.ours_fp8 import OursBf16, OursRowwise, OursScaled
 from benchmarks.peers.torch_scaled import DenseScaledMm, TorchScaledGroupedMm
 
 
-def peers(configurations: bool = False) -> list[Peer]:
-    """Of the products, in the order of the tables; optionally each configuration of ours too.
+def peers() -> list[Peer]:
+    """Of the products, in the order of the tables.
 
     Those whose scales differ from the case's get operands quantised their way from the same data,
     and are checked against the product of those.
     """
-    count = variants.MOST if configurations else 0
     return [
         OursScaled(),
-        *map(OursScaled, range(count)),
         OursRowwise(),
         OursRowwise(fast_accumulation=True),
         OursBf16(),
-        DeepGemm(),
         TorchScaledGroupedMm(),
         DenseScaledMm("cublas_dense", fast_accumulation=True),
         DenseScaledMm("cublas_dense_exact", fast_accumulation=False),
@@ -46,51 +39,42 @@ def peers(configurations: bool = False) -> list[Peer]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which of the default cases."""
-    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS, metavar="OP")
+    add_choices(parser, "--ops", OPS)
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="of the default cases")
-    parser.add_argument("--distributions", nargs="+", choices=DISTRIBUTIONS, metavar="NAME")
-    parser.add_argument("--variants", action="store_true", help="every configuration of ours too")
+    add_choices(parser, "--distributions", DISTRIBUTIONS)
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds the cases."""
     cases = tiny_cases(options.seed) if options.dry_run else default_cases(options.seed)
     options.cases = [
         case
         for case in cases
-        if case.op in options.ops
+        if case.op.name in options.ops
         and case.shape.name in (options.shapes or [case.shape.name])
-        and case.distribution in (options.distributions or [case.distribution])
+        and case.distribution in options.distributions
     ]
     if not options.cases:
         raise ValueError("no case has such a shape, op and distribution")
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
-    of_products = peers(options.variants)
+    of_products = peers()
     inputs = LatestInputs(lambda shape: ScaledInputs(shape, options.seed))
 
-    def measure(case: Fp8Case) -> dict:
+    def measure(case: Case) -> dict:
         of_shape = inputs.of(case.shape)
-        if case.op == STEP:
+        if case.op.name == STEP:
             return session.compare(step.work(case, of_shape.sources), step.peers())
-        if case.op not in PRODUCTS:
+        if case.op.name not in PRODUCTS:
             work = quantizers.work(case, of_shape.sources)
-            return session.compare(work, quantizers.peers(case.op))
-        return session.compare(ragged_work(case.product, of_shape), of_products)
+            return session.compare(work, quantizers.peers(case.op.name))
+        return session.compare(ragged_work(case, of_shape), of_products)
 
     return [Job(case.name, functools.partial(measure, case)) for case in options.cases]
 
 
 COMMAND = Command(
-    "benchmarks.fp8",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    time_limit=600,
+    "benchmarks.fp8", __doc__, jobs, add_arguments=add_arguments, complete=complete, time_limit=600
 )
 main = COMMAND.main
 

@@ -1,11 +1,9 @@
 """What is measured of FP8, as plain data."""
 
-from __future__ import annotations
+import itertools
+from collections.abc import Sequence
 
-import dataclasses
-from collections.abc import Iterable
-from functools import cached_property
-
+from benchmarks.harness.cases import OPS as BF16_OPS
 from benchmarks.harness.cases import SHAPES, SUITES, Case, Op, Shape
 from benchmarks.harness.fp8_inputs import DTYPE
 
@@ -28,50 +26,35 @@ STEP_SHAPES = ("dsv3_up", "mixtral_up", "qwen3_up")
 TINY_SHAPES = ("tiny", "tiny_fine")
 
 
-@dataclasses.dataclass(frozen=True)
-class Fp8Case:
-    """A row of the results: a shape, an op and a distribution of group sizes."""
-
-    shape: Shape
-    op: str
-    distribution: str
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.shape.name}/{self.op}/{self.distribution}"
-
-    @cached_property
-    def product(self) -> Case:
-        """A product in the terms of the other benchmarks."""
-        return Case(self.shape, PRODUCTS[self.op], self.distribution, DTYPE, self.seed)
+def fp8_case(shape: Shape, op: str, distribution: str, seed: int = 0) -> Case:
+    """A product of FP8 operands, or what is measured on the tensors of a bfloat16 one."""
+    of = PRODUCTS.get(op) or Op(op, "x", "w")
+    return Case(shape, of, distribution, DTYPE if op in PRODUCTS else "bfloat16", seed)
 
 
-def default_cases(seed: int = 0) -> list[Fp8Case]:
-    """All cases, the most wanted first, each shape's together."""
+def of_bf16(case: Case, op: str) -> Case:
+    """A bfloat16 product of the same shape and sizes."""
+    return Case(case.shape, BF16_OPS[op], case.distribution, seed=case.seed)
 
-    def products(shapes: Iterable[Shape], ops: Iterable[str], *distributions: str):
-        for shape in shapes:
-            for op in ops:
-                for distribution in distributions:
-                    yield Fp8Case(shape, op, distribution, seed)
 
-    def named(names: Iterable[str]) -> list[Shape]:
-        return [SHAPES[name] for name in names]
-
-    *wgrads, small_k = SUITES["fp8"]
-    few_tokens = [SHAPES["ds256_n512"], small_k]
+def default_cases(seed: int = 0) -> list[Case]:
+    *wgrads, small_k = (shape.name for shape in SUITES["fp8"])
+    main = [shape.name for shape in SUITES["main"]]
+    chosen: tuple[tuple[Sequence[str], Sequence[str], Sequence[str]], ...] = (
+        (main, ("fp8_forward", "fp8_dgrad"), ("random",)),
+        (wgrads, ("fp8_wgrad",), ("uniform", "random")),
+        (STEP_SHAPES, (STEP,), ("random",)),
+        (QUANTIZED_SHAPES, QUANTIZERS, ("random",)),
+        (["ds256_n512", small_k], ("fp8_forward",), ("uniform",)),
+        (main, ("fp8_wgrad",), ("random",)),
+    )
     return [
-        *products(SUITES["main"], ("fp8_forward", "fp8_dgrad"), "random"),
-        *products(wgrads, ("fp8_wgrad",), "uniform", "random"),
-        *products(named(STEP_SHAPES), (STEP,), "random"),
-        *products(named(QUANTIZED_SHAPES), QUANTIZERS, "random"),
-        *products(few_tokens, ("fp8_forward",), "uniform"),
-        *products(SUITES["main"], ("fp8_wgrad",), "random"),
+        fp8_case(SHAPES[name], op, distribution, seed)
+        for group in chosen
+        for name, op, distribution in itertools.product(*group)
     ]
 
 
-def tiny_cases(seed: int = 0) -> list[Fp8Case]:
-    """Every op on shapes that a CPU can do."""
+def tiny_cases(seed: int = 0) -> list[Case]:
     shapes = [SHAPES[name] for name in TINY_SHAPES]
-    return [Fp8Case(shape, op, "random", seed) for shape in shapes for op in OPS]
+    return [fp8_case(shape, op, "random", seed) for shape in shapes for op in OPS]

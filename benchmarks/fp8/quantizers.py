@@ -1,7 +1,5 @@
 """Quantisers as fractions of copy bandwidth: rows, weights with their transpose, ragged rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -10,14 +8,13 @@ import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks.fp8.cases import Fp8Case
+from benchmarks.fp8.cases import of_bf16
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
-from benchmarks.harness.cases import OPS, Case
+from benchmarks.harness.cases import Case
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
@@ -37,16 +34,11 @@ def quantizer(op: str, implementation: str) -> Quantizer:
     return functools.partial(functions[op], implementation=implementation)
 
 
-def operands(case: Fp8Case, inputs: Inputs) -> tuple[jax.Array, ...]:
+def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
     """What the case quantises: the weights or the rows of a forward product."""
-    x, w, sizes = inputs.operands(
-        Case(case.shape, OPS["forward"], case.distribution, seed=case.seed)
-    )
-    return {
-        "quantize_rows": (x,),
-        "quantize_weights": (w,),
-        "quantize_ragged": (x, sizes),
-    }[case.op]
+    x, w, sizes = inputs.operands(of_bf16(case, "forward"))
+    of = {"quantize_rows": (x,), "quantize_weights": (w,), "quantize_ragged": (x, sizes)}
+    return of[case.op.name]
 
 
 @jax.jit
@@ -67,18 +59,13 @@ def _bits(x: jax.Array) -> jax.Array:
 
 
 def peers(op: str) -> list[Peer]:
-    """Ours, and a copy."""
     ours = quantizer(op, pinned_implementation())
-    return [
-        JaxPeer("ours", Role.OURS, ours, kernels_unavailable_reason),
-        Bandwidth("copy", copy_call),
-    ]
+    return [JaxPeer("ours", Role.OURS, ours), Bandwidth("copy", copy_call)]
 
 
-def work(case: Fp8Case, inputs: Inputs) -> Workload:
-    """A quantiser, judged by the bits of the reference's result."""
+def work(case: Case, inputs: Inputs) -> Workload:
     given = operands(case, inputs)
-    expected = tuple(jax.jit(quantizer(case.op, "xla"))(*given))
+    expected = tuple(jax.jit(quantizer(case.op.name, "xla"))(*given))
 
     def judge(call: Call) -> tuple[check.Error, bool]:
         share = float(differing_share(tuple(call.run()), expected))
@@ -87,12 +74,12 @@ def work(case: Fp8Case, inputs: Inputs) -> Workload:
     written = sum(x.nbytes for x in expected)
     return Workload(
         case.name,
-        case.op,
+        case.op.name,
         given,
         judge,
         description={
             "shape": dataclasses.asdict(case.shape),
-            "op": case.op,
+            "op": case.op.name,
             "distribution": case.distribution,
             "dtype": "bfloat16",
             "out_dtype": str(expected[0].dtype),

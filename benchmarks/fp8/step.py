@@ -1,24 +1,20 @@
 """What a layer pays in training: quantisation and all three products, against bfloat16's three."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks.fp8.cases import Fp8Case
+from benchmarks.fp8.cases import of_bf16
 from benchmarks.harness import check
-from benchmarks.harness.cases import OPS, Case, Problem, flops, unavoidable_bytes, written_bytes
+from benchmarks.harness.cases import Case, Problem, flops, unavoidable_bytes, written_bytes
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Product = Callable[..., jax.Array]
 
@@ -49,23 +45,11 @@ def products() -> dict[str, Product]:
     }
 
 
-class StepPeer(JaxPeer):
-    """A step with one of `products`, whose calls know its name."""
-
-    def __init__(self, name: str):
-        role = Role.OURS if name == "ours" else Role.VARIANT
-        super().__init__(name, role, step(products()[name]), kernels_unavailable_reason)
-
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the step."""
-        call = super().prepare(problem, *operands)
-        call.name = self.name
-        return call
-
-
 def peers() -> list[Peer]:
-    """All of `products`."""
-    return [StepPeer(name) for name in products()]
+    return [
+        JaxPeer(name, Role.OURS if name == "ours" else Role.VARIANT, step(product))
+        for name, product in products().items()
+    ]
 
 
 @jax.jit
@@ -80,10 +64,10 @@ def cosine_distances(results, expected) -> jax.Array:
     return jnp.stack([distance(a, b) for a, b in zip(results, expected, strict=True)])
 
 
-def work(case: Fp8Case, inputs: Inputs) -> Workload:
+def work(case: Case, inputs: Inputs) -> Workload:
     """A step, judged by the angle to bfloat16's results: `cosine_distance` in the record."""
-    lhs, rhs, sizes = inputs.operands(_bf16(case, "forward"))
-    _, cotangent, _ = inputs.operands(_bf16(case, "wgrad"))
+    lhs, rhs, sizes = inputs.operands(of_bf16(case, "forward"))
+    _, cotangent, _ = inputs.operands(of_bf16(case, "wgrad"))
     operands = (lhs, rhs, sizes, cotangent)
     expected = jax.jit(step(products()["ours_bf16"]))(*operands)
     distances: dict[str, dict[str, float]] = {}
@@ -94,7 +78,7 @@ def work(case: Fp8Case, inputs: Inputs) -> Workload:
         # Of the vectors scaled to length one.
         return check.Error(math.sqrt(2 * max(found))), max(found) <= COSINE_LIMIT
 
-    problems = [_bf16(case, op).problem for op in ("forward", "dgrad", "wgrad")]
+    problems = [of_bf16(case, op).problem for op in ("forward", "dgrad", "wgrad")]
     return Workload(
         case.name,
         case.shape,
@@ -102,7 +86,7 @@ def work(case: Fp8Case, inputs: Inputs) -> Workload:
         judge,
         description={
             "shape": dataclasses.asdict(case.shape),
-            "op": case.op,
+            "op": case.op.name,
             "distribution": case.distribution,
             "dtype": "bfloat16",
             "out_dtype": "bfloat16",
@@ -113,10 +97,6 @@ def work(case: Fp8Case, inputs: Inputs) -> Workload:
         written_bytes=sum(map(written_bytes, problems)),
         seed=case.seed,
     )
-
-
-def _bf16(case: Fp8Case, op: str) -> Case:
-    return Case(case.shape, OPS[op], case.distribution, seed=case.seed)
 
 
 def _total(count: Callable[..., int], problems: list[Problem], sizes: jax.Array) -> int:

@@ -3,8 +3,6 @@
 A result that is nearly all of a problem's traffic has its floor at the speed of writing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +13,13 @@ import jax.numpy as jnp
 from benchmarks.harness.peer import (
     Call,
     NotOffered,
+    Peer,
     Role,
     TorchCall,
     jax_call,
     missing_module,
     on_gpu,
+    once,
     without_gpu,
 )
 
@@ -37,16 +37,12 @@ _copy = jax.jit(jnp.copy)
 
 
 def copy_call() -> Call:
-    """A call that reads `buffer_bytes()` and writes as many."""
     return jax_call(_copy, jnp.arange(buffer_bytes() // 4, dtype=jnp.uint32))
 
 
 def _writing(start: Callable[[Any], object]) -> Call:
-    """A call of `start` with a PyTorch tensor of `buffer_bytes()`, of which it writes every byte.
-
-    Raises:
-      NotOffered: without PyTorch, since XLA's own kernels for this are far from what memory allows.
-    """
+    """A call of `start` with a PyTorch tensor, of which it writes all `buffer_bytes()`."""
+    # XLA's own kernels for this are far from what memory allows.
     if reason := missing_module("torch"):
         raise NotOffered(reason)
     import torch
@@ -58,28 +54,16 @@ def _writing(start: Callable[[Any], object]) -> Call:
         start(buffer)
         return buffer
 
-    call = TorchCall(run)
-    call.wait(call.run())
-    return call
-
-
-def fill_call() -> Call:
-    """A call that writes `buffer_bytes()` with a kernel."""
-    return _writing(lambda buffer: buffer.fill_(1.5))
+    return once(TorchCall(run))
 
 
 def memset_call() -> Call:
-    """A call that writes `buffer_bytes()` with the driver's memory set.
-
-    Raises:
-      NotOffered: without a GPU.
-    """
+    """A call that writes `buffer_bytes()` with the driver's memory set."""
     if reason := without_gpu():
         raise NotOffered(reason)
     driver = ctypes.CDLL("libcuda.so.1")
-    driver.cuMemsetD8Async.argtypes = (
-        ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
-    )  # fmt: skip
+    arguments = ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
+    driver.cuMemsetD8Async.argtypes = arguments
 
     def start(buffer):
         # On the legacy default stream, which is PyTorch's.
@@ -94,22 +78,16 @@ def moved_bytes(name: str) -> int:
     return buffer_bytes() * (2 if name == "copy" else 1)
 
 
-class Bandwidth:
+class Bandwidth(Peer):
     """The same work for every problem."""
 
     role = Role.BANDWIDTH
-    slow = False
 
     def __init__(self, name: str, call: Callable[[], Call]):
         self.name = name
         self._call = call
 
-    def unavailable_reason(self) -> str | None:
-        """Always available."""
-        return None
-
-    def prepare(self, problem: Any, *operands: Any) -> Call:
-        """Allocates what is copied."""
+    def prepare(self, problem, *operands):
         return self._call()
 
 
@@ -117,6 +95,6 @@ def bandwidth_peers() -> tuple[Bandwidth, ...]:
     """A copy, a kernel that only writes, and the driver's own memory set."""
     return (
         Bandwidth("copy", copy_call),
-        Bandwidth("fill", fill_call),
+        Bandwidth("fill", lambda: _writing(lambda buffer: buffer.fill_(1.5))),
         Bandwidth("memset", memset_call),
     )

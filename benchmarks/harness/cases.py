@@ -3,8 +3,6 @@
 Nothing here touches a device, so that tests can use the same cases.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable
@@ -67,10 +65,7 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape(f"decode_r{rows}", 32, 32 * rows, 7168, 4096) for rows in (1, 2, 4, 8, 16, 32, 64)
     ),
     # Small enough for a CPU: `run.py --dry-run` exercises every step of a measurement with them.
-    "tiny": (
-        Shape("tiny", 4, 256, 64, 128),
-        Shape("tiny_fine", 16, 128, 128, 64),
-    ),
+    "tiny": (Shape("tiny", 4, 256, 64, 128), Shape("tiny_fine", 16, 128, 128, 64)),
 }
 SHAPES: dict[str, Shape] = {shape.name: shape for suite in SUITES.values() for shape in suite}
 
@@ -116,41 +111,23 @@ def tensor_shape(shape: Shape, tensor: str) -> tuple[int, ...]:
     }[tensor]
 
 
-def _multinomial(rng: np.random.Generator, rows: int, weights: np.ndarray) -> np.ndarray:
-    return rng.multinomial(rows, weights / weights.sum())
+def _drawn(popularity: Callable[[np.random.Generator, int], np.ndarray]):
+    """Sizes of groups that each row draws by their popularity."""
 
+    def sizes(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+        weights = popularity(rng, groups)
+        return rng.multinomial(rows, weights / weights.sum())
 
-def _uniform(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return np.diff(np.arange(groups + 1) * rows // groups)
-
-
-def _equal_popularity(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return _multinomial(rng, rows, np.ones(groups))
-
-
-def _random(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return _multinomial(rng, rows, rng.dirichlet(np.full(groups, 4.0)))
-
-
-def _zipf(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return _multinomial(rng, rows, rng.permutation(1.0 / np.arange(1, groups + 1)))
-
-
-def _lognormal(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return _multinomial(rng, rows, rng.lognormal(sigma=1.0, size=groups))
-
-
-def _one_hot(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
-    return rows * (np.arange(groups) == rng.integers(groups))
+    return sizes
 
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
-    "uniform": _uniform,
-    "multinomial": _equal_popularity,
-    "random": _random,
-    "zipf": _zipf,
-    "lognormal": _lognormal,
-    "one_hot": _one_hot,
+    "uniform": lambda rng, groups, rows: np.diff(np.arange(groups + 1) * rows // groups),
+    "multinomial": _drawn(lambda rng, groups: np.ones(groups)),
+    "random": _drawn(lambda rng, groups: rng.dirichlet(np.full(groups, 4.0))),
+    "zipf": _drawn(lambda rng, groups: rng.permutation(1.0 / np.arange(1, groups + 1))),
+    "lognormal": _drawn(lambda rng, groups: rng.lognormal(sigma=1.0, size=groups)),
+    "one_hot": lambda rng, groups, rows: rows * (np.arange(groups) == rng.integers(groups)),
 }
 
 
@@ -227,7 +204,6 @@ class Case:
 
 
 def row_ranges(sizes: np.ndarray) -> list[tuple[int, int]]:
-    """First and past-the-last row of each group."""
     ends = np.cumsum(sizes)
     return list(zip((ends - sizes).tolist(), ends.tolist(), strict=True))
 
@@ -252,21 +228,15 @@ def unavoidable_bytes(problem: Problem, sizes: np.ndarray) -> int:
 
 
 def written_bytes(problem: Problem) -> int:
-    """The part of `unavoidable_bytes` that is the result."""
     return math.prod(problem.out_shape) * itemsize(problem.out_dtype)
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes an element of a NumPy or ml_dtypes type, by name."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
 
 
 def select_shapes(names: list[str]) -> list[Shape]:
-    """Shapes from a mixture of shape and suite names, in order and without repeats.
-
-    Raises:
-      ValueError: for a name that is neither.
-    """
+    """Shapes from a mixture of shape and suite names, in order and without repeats."""
     chosen: dict[str, Shape] = {}
     for name in names:
         suite = SUITES.get(name) or ((SHAPES[name],) if name in SHAPES else None)

@@ -1,18 +1,15 @@
 """Whether a peer computed the right thing, before any of its times count."""
 
-from __future__ import annotations
-
+import dataclasses
 import functools
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from benchmarks.harness.cases import Problem, row_ranges
+from benchmarks.harness.cases import Problem
+from benchmarks.peers.ours import product
 
-# Rows of one step of the reference. It only sets how much of a step is wasted on small groups.
-TILE_ROWS = 256
 TF32_EPS = 2.0**-10
 # Of sums that are promoted to float32 every 128 terms.
 FP8_ERROR = 1e-3
@@ -51,30 +48,9 @@ class Error:
 def reference(
     problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
 ) -> jax.Array:
-    """The result in float32, from plain dots over tiles of rows that each lie within one group."""
-    return _reference(problem, lhs, rhs, *_row_tiles(problem, np.asarray(group_sizes)))
-
-
-def compare(out: jax.Array, expected: jax.Array) -> Error:
-    """How far `out` is from the float32 result of `reference`."""
-    total, worst_row = _relative_errors(out, expected)
-    return Error(float(total), float(worst_row))
-
-
-def _row_tiles(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Group, first row and number of rows of each tile.
-
-    Empty tiles at the end make their number depend on static shapes only, so that all distributions
-    of group sizes share one compilation.
-    """
-    tiles = [
-        (group, row, min(TILE_ROWS, end - row))
-        for group, (start, end) in enumerate(row_ranges(sizes))
-        for row in range(start, end, TILE_ROWS)
-    ]
-    padded = np.zeros((problem.m // TILE_ROWS + problem.groups, 3), np.int32)
-    padded[: len(tiles)] = np.reshape(tiles, (-1, 3))
-    return padded[:, 0], padded[:, 1], padded[:, 2]
+    """The result in float32, from plain dots over tiles of rows: the package's reference."""
+    exact = dataclasses.replace(problem, precision="highest", out_dtype="float32")
+    return _reference(exact, lhs, rhs, jnp.asarray(group_sizes))
 
 
 @functools.partial(
@@ -83,34 +59,14 @@ def _row_tiles(problem: Problem, sizes: np.ndarray) -> tuple[np.ndarray, np.ndar
     # One default algorithm is good enough here, and autotuning would take seconds a problem.
     compiler_options={"xla_gpu_autotune_level": 0},
 )
-def _reference(problem, lhs, rhs, tile_group, tile_start, tile_rows):
-    dot = functools.partial(jnp.einsum, precision="highest", preferred_element_type=jnp.float32)
-    # A tile's window may reach past the last row.
-    lhs = jnp.pad(lhs, ((0, TILE_ROWS), (0, 0)))
+def _reference(problem, *operands):
+    return product(problem, "xla")(*operands)
 
-    def rows(x, i):
-        window = jax.lax.dynamic_slice_in_dim(x, tile_start[i], TILE_ROWS)
-        inside = jnp.arange(TILE_ROWS)[:, None] < tile_rows[i]
-        return jnp.where(inside, window, 0), inside
 
-    def noncontracting(i, out):
-        window, inside = rows(lhs, i)
-        equation = "mk,nk->mn" if problem.transpose_rhs else "mk,kn->mn"
-        product = dot(equation, window, rhs[tile_group[i]])
-        kept = jax.lax.dynamic_slice_in_dim(out, tile_start[i], TILE_ROWS)
-        tile = jnp.where(inside, product, kept)
-        return jax.lax.dynamic_update_slice_in_dim(out, tile, tile_start[i], 0)
-
-    def contracting(i, out):
-        product = dot("mk,mn->kn", rows(lhs, i)[0], rows(rhs, i)[0])
-        return out.at[tile_group[i]].add(product)
-
-    if problem.contracting:
-        rhs = jnp.pad(rhs, ((0, TILE_ROWS), (0, 0)))
-        out = jnp.zeros(problem.out_shape, jnp.float32)
-        return jax.lax.fori_loop(0, len(tile_group), contracting, out)
-    out = jnp.zeros((problem.m + TILE_ROWS, problem.n), jnp.float32)
-    return jax.lax.fori_loop(0, len(tile_group), noncontracting, out)[: problem.m]
+def compare(out: jax.Array, expected: jax.Array) -> Error:
+    """How far `out` is from the float32 result of `reference`."""
+    total, worst_row = _relative_errors(out, expected)
+    return Error(float(total), float(worst_row))
 
 
 @jax.jit

@@ -1,7 +1,5 @@
 """A suite's command line: the options that all have, one session, one format of results."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +10,27 @@ from benchmarks.harness import report
 from benchmarks.harness.peer import on_gpu
 from benchmarks.harness.recorders import RECORDERS
 from benchmarks.harness.session import Job, Session, watched
+
+
+def parser_of(module: str, description: str) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring as it stands."""
+    return argparse.ArgumentParser(
+        f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_choices(
+    parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: Sequence[str] = ()
+) -> None:
+    """An option that takes some of these names, by default all."""
+    names = list(names)
+    metavar = option.removeprefix("--").removesuffix("s").upper()
+    parser.add_argument(
+        option, nargs="+", default=list(default) or names, choices=names, metavar=metavar,
+        help=", ".join(names),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,12 +63,7 @@ class Command:
     texts: Callable[[Mapping], Sequence[str]] = report.texts
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The command line's options."""
-        parser = argparse.ArgumentParser(
-            prog=f"python -m {self.module}",
-            description=self.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        parser = parser_of(self.module, self.description)
         self._add_common(parser)
         self.add_arguments(parser)
         options = parser.parse_args(arguments)
@@ -64,7 +78,6 @@ class Command:
         return options
 
     def main(self, arguments: Sequence[str] | None = None) -> dict:
-        """Measures, prints and writes; returns the results."""
         return self.run(self.parse(arguments), arguments)
 
     def run(self, options: argparse.Namespace, arguments: Sequence[str] | None) -> dict:

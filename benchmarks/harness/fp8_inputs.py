@@ -1,7 +1,5 @@
 """FP8 operands of normal data, with scales in blocks, and what their product should be."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import NamedTuple
@@ -45,7 +43,6 @@ class ScaledInputs:
         self.sources = Inputs(shape, "bfloat16", seed)
 
     def operands(self, case: Case) -> Operands:
-        """lhs, rhs and int32 group sizes of a case of this shape."""
         lhs, rhs, sizes = self.sources.operands(case)
         if case.op.contracting:
             lhs, rhs = (Scaled(*_columns(x, sizes), x) for x in (lhs, rhs))

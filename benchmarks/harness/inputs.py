@@ -1,19 +1,15 @@
 """Random operands and group sizes on the device, shared by the ops of a shape."""
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import check
 from benchmarks.harness.cases import Case, Problem, Shape, tensor_shape
-
-AnyInputs = TypeVar("AnyInputs")
 
 
 class Inputs:
@@ -31,7 +27,6 @@ class Inputs:
         self._tensors: dict[str, jax.Array] = {}
 
     def operands(self, case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """lhs, rhs and int32 group sizes of a case of this shape."""
         sizes = jnp.asarray(case.group_sizes)
         operands = self._tensor(case.op.lhs), self._tensor(case.op.rhs), sizes
         return jax.block_until_ready(operands)
@@ -48,16 +43,15 @@ class Inputs:
         return self._tensors[name]
 
 
-class LatestInputs(Generic[AnyInputs]):
+class LatestInputs:
     """The inputs of one shape at a time: the old tensors go before the new ones come."""
 
-    def __init__(self, make: Callable[[Shape], AnyInputs]):
+    def __init__(self, make: Callable[[Any], Any]):
         self._make = make
-        self._shape: Shape | None = None
-        self._inputs: AnyInputs | None = None
+        self._shape: Any = None
+        self._inputs: Any = None
 
-    def of(self, shape: Shape) -> AnyInputs:
-        """The inputs of a shape."""
+    def of(self, shape: Any) -> Any:
         if self._shape != shape:
             self._inputs = None
             self._inputs, self._shape = self._make(shape), shape

@@ -1,7 +1,5 @@
 """What a result depends on besides the code: GPU, clocks, versions, commit."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 import subprocess
@@ -33,7 +31,6 @@ def gpu_state() -> dict[str, str] | None:
 
 
 def versions() -> dict[str, object]:
-    """Versions of everything that takes part."""
     found = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL_PEERS)}
     return {
         "python": platform.python_version(),
@@ -42,7 +39,6 @@ def versions() -> dict[str, object]:
 
 
 def commit(given: str | None = None) -> str | None:
-    """The measured commit: as it is given, or of this checkout."""
     return given or _output("git", "describe", "--always", "--dirty", "--abbrev=12")
 
 

@@ -1,24 +1,18 @@
 """Measuring one case: prepare the peers, check their results, time them together."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import moved_bytes
 from benchmarks.harness.cases import Case, flops, unavoidable_bytes, written_bytes
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.peer import Call, NotOffered, Peer, Role, is_checked
-from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.recorders import Recorder, Sample
 from benchmarks.harness.timing import HostTimes, host_times, interleave, median_ratio
 
 
@@ -30,7 +24,6 @@ class PeerResult:
     status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)
     reason: str = ""
     detail: str = ""
-    prepare_s: float | None = None
     error: check.Error | None = None
     samples: list[Sample] = field(default_factory=list)
     part_of: Callable[[str], str] | None = None
@@ -38,45 +31,29 @@ class PeerResult:
 
     @property
     def us(self) -> list[float]:
-        """Device microseconds, a value a round."""
         return [sample.us for sample in self.samples]
 
     def to_json(self, name: str, work: int) -> dict[str, object]:
         """Plain data with the derived numbers that a reader wants first."""
         result: dict[str, object] = {"role": self.role.value, "status": self.status}
-        result |= {
-            key: value
-            for key in ("reason", "detail", "prepare_s")
-            if (value := getattr(self, key)) not in ("", None)
-        }
+        result |= {key: value for key in ("reason", "detail") if (value := getattr(self, key))}
         if self.error:
             error = dataclasses.asdict(self.error)
             result["error"] = {key: value for key, value in error.items() if value is not None}
         if self.samples:
-            result |= _sample_summary(self.samples)
+            median = statistics.median(self.us)
+            result |= {"median_us": median, "us": self.us}
+            if counts := [len(s.activities) for s in self.samples if s.activities is not None]:
+                result["kernels"] = statistics.median_low(counts)
             if self.role == Role.BANDWIDTH:
-                result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
+                result["tbps"] = moved_bytes(name) / median / 1e6
             elif work:
-                result["tflops"] = work / result["median_us"] / 1e6
+                result["tflops"] = work / median / 1e6
             if self.part_of:
                 result["parts_us"] = _median_parts(self.samples, self.part_of)
         if self.host:
             result |= dataclasses.asdict(self.host)
         return result
-
-
-def _sample_summary(samples: list[Sample]) -> dict[str, object]:
-    us = [sample.us for sample in samples]
-    summary: dict[str, object] = {"median_us": statistics.median(us), "us": us}
-    launches = [sample.activities for sample in samples if sample.activities is not None]
-    if launches:
-        counts = [len(names) for names in launches]
-        summary["kernels"] = statistics.median_low(counts)
-        # A call launches the same work every round; if not, the attribution is suspect.
-        summary["kernels_vary"] = min(counts) != max(counts)
-        # A C++ template's name can be kilobytes long; its beginning tells kernels apart.
-        summary["kernel_names"] = sorted({name[:80] for name in launches[-1]})
-    return summary
 
 
 def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[str, float]:
@@ -181,12 +158,6 @@ def ragged_workload(
             "dtype": case.dtype,
             "precision": case.precision,
             "out_dtype": problem.out_dtype,
-            "group_sizes": {
-                "smallest": int(sizes.min()),
-                "median": float(np.median(sizes)),
-                "largest": int(sizes.max()),
-                "empty": int(np.count_nonzero(sizes == 0)),
-            },
         },
         flops=flops(problem, sizes),
         bytes=unavoidable_bytes(problem, sizes),
@@ -201,11 +172,9 @@ def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
     if reason := peer.unavailable_reason():
         result.reason = reason
         return result, None
-    start = time.perf_counter()
     acceptable = True
     try:
         call = peer.prepare(work.problem, *work.operands)
-        result.prepare_s = time.perf_counter() - start
         result.detail = call.detail
         if is_checked(peer):
             result.error, acceptable = work.judge(call)
@@ -224,7 +193,6 @@ def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
 
 
 def first_line(error: Exception) -> str:
-    """An exception's type and the first line of its message."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 

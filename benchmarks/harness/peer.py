@@ -1,17 +1,16 @@
 """What the benchmark asks of a peer, and the two kinds of calls that peers make."""
 
-from __future__ import annotations
-
 import ctypes
 import enum
 import importlib.util
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.lax import RaggedDotDimensionNumbers
 
+import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Problem
 
 
@@ -82,14 +81,12 @@ class TorchCall(Call):
     """A computation on PyTorch's current stream."""
 
     def wait(self, result: Any) -> None:
-        """Returns when the device has finished."""
         if result.is_cuda:
             import torch
 
             torch.cuda.synchronize()
 
     def to_jax(self, result: Any) -> jax.Array:
-        """The result as a JAX array, without a copy."""
         return jax.dlpack.from_dlpack(result)
 
     def elapsed_us(self) -> float:
@@ -110,26 +107,33 @@ class EnqueuedCall(Call):
     """Work on the legacy default stream, which JAX does not know of, into arrays of JAX's."""
 
     def wait(self, result: Any) -> None:
-        """Returns when the device has finished."""
         if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
             raise RuntimeError(f"cuCtxSynchronize: CUDA driver error {error}")
 
     def to_jax(self, result: Any) -> Any:
-        """The result, once it is there."""
         self.wait(result)
         return result
 
 
-class Peer(Protocol):
-    """An implementation to measure, in any of the suites."""
+class Peer:
+    """An implementation to measure, in any of the suites; `needs` names modules, or "GPU".
+
+    Slow peers are measured in a pass of their own, with few rounds, after all others. A peer whose
+    result is not the problem's has `checked` false; by default the role says so.
+    """
 
     name: str
     role: Role
-    # Slow peers are measured in a pass of their own, with few rounds, after all others.
     slow: bool = False
+    needs: tuple[str, ...] = ()
+    checked: bool | None = None
 
     def unavailable_reason(self) -> str | None:
         """Why this peer cannot run on this machine at all, or None."""
+        if self.role in (Role.OURS, Role.VARIANT):
+            return kernels_unavailable_reason()
+        missing = (without_gpu() if what == "GPU" else missing_module(what) for what in self.needs)
+        return next(filter(None, missing), None)
 
     def prepare(self, problem: Any, *operands: Any) -> Call:
         """Compiles and does whatever else belongs outside a timed call.
@@ -144,55 +148,40 @@ class Peer(Protocol):
         Raises:
           NotOffered: with the reason, if the peer cannot be asked for this problem.
         """
+        raise NotImplementedError
 
 
-class JaxPeer:
+class JaxPeer(Peer):
     """A function of a suite's operands, jitted: the form of a peer that needs nothing else.
 
-    Args:
-      name: in the results.
-      role: what a comparison with it means.
-      function: of the operands.
-      unavailable: a reason why it cannot run here, or None.
-      checked: whether the result is the problem's; by default its role says so.
-      part_of: see `Call`.
+    `part_of`: see `Call`.
     """
-
-    slow = False
 
     def __init__(
         self,
         name: str,
         role: Role,
         function: Callable[..., Any],
-        unavailable: Callable[[], str | None] = lambda: None,
         checked: bool | None = None,
         part_of: Callable[[str], str] | None = None,
+        compiler_options: dict | None = None,
     ):
-        self.name = name
-        self.role = role
-        self.function = function
-        self.unavailable_reason = unavailable
-        self.checked = role.solves_problem if checked is None else checked
-        self.part_of = part_of
+        self.name, self.role, self.function = name, role, function
+        self.checked, self.part_of, self._options = checked, part_of, compiler_options
 
     def prepare(self, problem: Any, *operands: Any) -> Call:
-        """Compiles the function.
-
-        Raises:
-          NotOffered: where the function is not implemented for the operands.
-        """
         try:
-            call = jax_call(jax.jit(self.function), *operands)
+            jitted = jax.jit(self.function, compiler_options=self._options)
+            call = jax_call(jitted, *operands)
         except NotImplementedError as error:
             raise NotOffered(str(error)) from error
-        call.part_of = self.part_of
+        call.name, call.part_of = self.name, self.part_of
         return call
 
 
 def is_checked(peer: Peer) -> bool:
     """Whether a peer's result is compared with the reference's before it is timed."""
-    return getattr(peer, "checked", peer.role.solves_problem)
+    return peer.role.solves_problem if peer.checked is None else peer.checked
 
 
 def dimension_numbers(problem: Problem) -> RaggedDotDimensionNumbers:
@@ -212,13 +201,17 @@ def jax_call(jitted: Callable[..., jax.Array], *operands: jax.Array) -> Call:
     return Call(lambda: jitted(*operands))
 
 
+def once(call: Call) -> Call:
+    """A call that has run once."""
+    call.wait(call.run())
+    return call
+
+
 def missing_module(name: str) -> str | None:
-    """A reason if a module is not installed, or None."""
     return None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 
 def on_gpu() -> bool:
-    """Whether JAX computes on a GPU."""
     return jax.default_backend() == "gpu"
 
 
@@ -231,8 +224,14 @@ def pinned_implementation() -> str | None:
 
 
 def without_gpu() -> str | None:
-    """A reason if JAX has no GPU, or None."""
     return None if on_gpu() else "needs a GPU"
+
+
+def kernels_unavailable_reason() -> str | None:
+    """Why our kernels cannot run here, or None; without a GPU the reference is measured."""
+    if on_gpu() and (reason := jgg.unavailable_reason()):
+        return f"{reason} (imported from {jgg.__file__})"
+    return None
 
 
 def as_torch(array: jax.Array) -> Any:

@@ -1,7 +1,5 @@
 """Results as text: a table of times, a table of ratios, and what did not run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
@@ -21,7 +19,6 @@ def texts(results: Mapping) -> list[str]:
         variants_table(records),
         parts_table(records),
         summary_lines(records),
-        host_lines(results["cases"]),
         error_lines(records),
         missing_lines(results["cases"]),
     ]
@@ -29,34 +26,39 @@ def texts(results: Mapping) -> list[str]:
 
 def times_table(records: Sequence[Mapping]) -> str:
     """Median device microseconds, a row a case and a column a peer."""
-    names = [
+    beside = (None, Role.BANDWIDTH, Role.VARIANT)
+    names = dict.fromkeys(
         name
-        for name in _peer_names(records)
-        if any(
-            record["peers"].get(name, {}).get("role") not in (None, Role.BANDWIDTH, Role.VARIANT)
-            for record in records
-        )
-    ]
+        for record in records
+        for name, peer in record["peers"].items()
+        if peer.get("role") not in beside
+    )
     rows = [
-        [record["case"]]
-        + [_number(record["peers"].get(name, {}).get("median_us")) for name in names]
+        [
+            record["case"],
+            *(_number(record["peers"].get(name, {}).get("median_us")) for name in names),
+        ]
         for record in records
     ]
-    return _table(["device us", *names], rows)
+    return table(["device us", *names], rows)
 
 
 def ratios_table(records: Sequence[Mapping]) -> str:
     """How we compare. All ratios are other/ours: above one, we are faster."""
-    header = [
-        "case", "us", "TFLOP/s", "vs best", "best grouped peer",
-        "vs loop", "vs dense", "vs bytes", "vs write", "of floor", "vs stock", "kernels",
-        "host us", "wall us",
-    ]  # fmt: skip
+    columns = {
+        "vs loop": "cublas_loop",
+        "vs dense": "cublas_dense",
+        "vs bytes": "byte_floor",
+        "vs write": "write_floor",
+        "of floor": "floor",
+        "vs stock": "stock",
+    }
     rows = []
     for record in records:
-        ours = record["peers"].get("ours", {})
-        ratios = record["ratios"]
+        ours, found = record["peers"].get("ours", {}), dict(record["ratios"])
         best, ratio = best_grouped(record) or ("-", None)
+        if 2 * record.get("written_bytes", 0) <= record["bytes"]:
+            found.pop("write_floor", None)
         rows.append(
             [
                 record["case"],
@@ -64,35 +66,26 @@ def ratios_table(records: Sequence[Mapping]) -> str:
                 _number(ours.get("tflops")),
                 _ratio(ratio),
                 best,
-                _ratio(ratios.get("cublas_loop")),
-                _ratio(ratios.get("cublas_dense")),
-                _ratio(ratios.get("byte_floor")),
-                _ratio(ratios.get("write_floor")) if _mostly_written(record) else "-",
-                _ratio(ratios.get("floor")),
-                _ratio(ratios.get("stock")),
+                *(_ratio(found.get(name)) for name in columns.values()),
                 str(ours.get("kernels", "-")),
                 _number(ours.get("enqueue_us")),
                 _number(ours.get("wall_us")),
             ]
         )
-    return _table(header, rows)
+    header = ["case", "us", "TFLOP/s", "vs best", "best grouped peer", *columns]
+    return table([*header, "kernels", "host us", "wall us"], rows)
 
 
 def variants_table(records: Sequence[Mapping]) -> str:
     """Our kernels in other ways: their time, over ours, and what they are; "" without any."""
     rows = [
-        [
-            record["case"],
-            name,
-            _number(peer.get("median_us")),
-            _ratio(record["ratios"].get(name)),
-            peer.get("detail", ""),
-        ]
+        [record["case"], name, _number(peer["median_us"]), _ratio(record["ratios"].get(name)),
+         peer.get("detail", "")]
         for record in records
         for name, peer in record["peers"].items()
         if peer.get("role") == Role.VARIANT and "median_us" in peer
-    ]
-    return _table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
+    ]  # fmt: skip
+    return table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
 
 
 def parts_table(records: Sequence[Mapping]) -> str:
@@ -105,7 +98,7 @@ def parts_table(records: Sequence[Mapping]) -> str:
     ]
     parts = list(dict.fromkeys(part for *_, us in found for part in us))
     rows = [[case, name, *(_number(us.get(part)) for part in parts)] for case, name, us in found]
-    return _table(["kernels, us", "peer", *parts], rows) if parts else ""
+    return table(["kernels, us", "peer", *parts], rows) if parts else ""
 
 
 def case_line(record: Mapping) -> str:
@@ -124,12 +117,12 @@ def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
     result = {}
     for op in dict.fromkeys(record["op"] for record in records):
         of_op = [record for record in records if record["op"] == op]
-        grouped = {
-            name: None
+        grouped = dict.fromkeys(
+            name
             for record in of_op
             for name, peer in record["peers"].items()
             if peer.get("role") == Role.GROUPED
-        }
+        )
         columns = {
             "best_grouped": [best[1] for record in of_op if (best := best_grouped(record))],
             **{
@@ -147,7 +140,6 @@ def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
 
 
 def summary_lines(records: Sequence[Mapping]) -> str:
-    """The summary, a line an op."""
     return "\n".join(
         f"{op}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items())
         for op, values in summary(records).items()
@@ -155,35 +147,15 @@ def summary_lines(records: Sequence[Mapping]) -> str:
     )
 
 
-def host_lines(records: Sequence[Mapping]) -> str:
-    """What our products cost the host, if that was measured."""
-    lines = []
-    for record in records:
-        times = record["peers"].get("ours", {})
-        if record["op"] == "host":
-            lines.append(
-                f"{record['case']}: a product adds {times['wall_us']:.1f} us of wall time, "
-                f"{times['device_us']:.1f} us of it device time, and {times['enqueue_us']:.1f} us "
-                f"to enqueue; a call of one takes {times['call_enqueue_us']:.0f} us to enqueue"
-            )
-        elif record["op"] == "first_call":
-            steps = [f"{k} {x:.3f}" for k, x in times.items() if isinstance(x, float)]
-            lines.append(f"{record['case']}: {', '.join(steps)}")
-    return "\n".join(lines)
-
-
 def missing_lines(records: Sequence[Mapping]) -> str:
     """Who was not measured and why, each reason once with the cases that it holds for."""
-    reasons: dict[tuple[str, str, str], list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for record in records:
         for name, peer in record["peers"].items():
             if peer["status"] != "measured":
-                key = name, peer["status"], peer.get("reason", "")
-                reasons.setdefault(key, []).append(record["case"])
-    return "\n".join(
-        f"{name} {status}: {reason} [{_some(cases, len(records))}]"
-        for (name, status, reason), cases in reasons.items()
-    )
+                reason = f"{name} {peer['status']}: {peer.get('reason', '')}"
+                reasons.setdefault(reason, []).append(record["case"])
+    return "\n".join(f"{x} [{_some(cases, len(records))}]" for x, cases in reasons.items())
 
 
 def unmeasured_line(cases: Sequence[str]) -> str:
@@ -193,25 +165,15 @@ def unmeasured_line(cases: Sequence[str]) -> str:
 
 def error_lines(records: Sequence[Mapping]) -> str:
     """The largest relative error of each peer over all cases, and of which case."""
-    lines = []
-    for name in _peer_names(records):
-        errors = [
-            (record["peers"][name]["error"]["total"], record["case"])
-            for record in records
-            if "error" in record["peers"].get(name, {})
-        ]
-        if errors:
-            worst, case = max(errors)
-            lines.append(f"{name}: largest relative error {worst:.1e} ({case})")
-    return "\n".join(lines)
-
-
-def _mostly_written(record: Mapping) -> bool:
-    return 2 * record.get("written_bytes", 0) > record["bytes"]
-
-
-def _peer_names(records: Sequence[Mapping]) -> list[str]:
-    return list(dict.fromkeys(name for record in records for name in record["peers"]))
+    errors: dict[str, list[tuple[float, str]]] = {}
+    for record in records:
+        for name, peer in record["peers"].items():
+            if "error" in peer:
+                errors.setdefault(name, []).append((peer["error"]["total"], record["case"]))
+    return "\n".join(
+        "{}: largest relative error {:.1e} ({})".format(name, *max(found))
+        for name, found in errors.items()
+    )
 
 
 def _some(cases: Sequence[str], total: int = 0, shown: int = 4) -> str:
@@ -231,7 +193,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])

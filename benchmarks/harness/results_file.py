@@ -1,7 +1,5 @@
 """Results files: small enough to keep, and several read as one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +8,6 @@ from benchmarks.harness.measure import merge
 
 
 def save(results: Mapping, path: Path) -> None:
-    """Replaces a file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(dumps(results) + "\n")
@@ -43,6 +40,8 @@ def load(paths: Sequence[Path]) -> dict:
     cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
+        if "cases" not in results:
+            continue  # a peer's configurations
         whole = results | whole
         for record in results["cases"]:
             # float32 operands have cases of the same names.

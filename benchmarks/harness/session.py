@@ -1,7 +1,5 @@
 """One run of a command: what is measured with, a time limit, and results that grow case by case."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler
@@ -43,45 +41,33 @@ def command_line(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: `run` returns a record for the results.
-
-    `typical` says whether the time it takes tells how long others may take.
-    """
+    """One measurement: `run` returns a record for the results."""
 
     label: str
     run: Callable[[], dict]
-    typical: bool = True
 
 
 class Deadline:
     """Time left for jobs, which cannot be interrupted: so a job needs to look short enough."""
 
     def __init__(self, seconds: float):
-        self._start = time.monotonic()
-        self._end = self._start + seconds
-        self._longest = 0.0
+        self._start, self._seconds, self._longest = time.monotonic(), seconds, 0.0
 
     def allows_another(self) -> bool:
         """Whether a job as long as the longest so far would still end in time."""
-        return time.monotonic() + self._longest < self._end
+        return self.elapsed() + self._longest < self._seconds
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def took(self, seconds: float) -> None:
-        """Learns from a finished job."""
         self._longest = max(self._longest, seconds)
 
 
 class Session:
     """One run: the recorder that measures, and the results that grow job by job.
 
-    Args:
-      command: the module and its arguments.
-      options: of the command line, as `command.Command` parses it.
-      timed: whether device time is measured, which needs a recorder.
-      summarize: of the cases, for the results.
+    `timed` is whether device time is measured, which needs a recorder.
     """
 
     def __init__(
@@ -151,11 +137,9 @@ class Session:
             self.results["cases"] = list(records.values())
             self._save_now_and_then()
             progress.write(f"{self.deadline.elapsed():4.0f} s  {report.case_line(record)}")
-            if job.typical:
-                self.deadline.took(self.deadline.elapsed() - start)
+            self.deadline.took(self.deadline.elapsed() - start)
 
     def close(self) -> None:
-        """Completes and writes the results."""
         self.results["gpu_after"] = machine.gpu_state()
         self.results["summary"] = self._summarize(self.results["cases"])
         self.results["seconds"] = self.deadline.elapsed()

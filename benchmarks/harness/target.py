@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,15 +15,6 @@ Record = Mapping
 # What is found in a record, and how to say it; None where it has no such number. Other records of
 # the same results are at hand.
 Value = Callable[[Record, Sequence[Record]], tuple[float, str] | None]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One case against one target: `margin` is at least one if it is met."""
-
-    case: str
-    margin: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -49,17 +41,7 @@ class Target:
     mean: bool = False
     of: str = ""
 
-    @property
-    def asked(self) -> str:
-        """The rule, for the reader."""
-        if callable(self.bound) or self.of.startswith(("<=", ">=")):
-            return self.of
-        sign = "<=" if self.at_most else ">="
-        words = [sign, f"{self.bound:g}", "on average" if self.mean else "", self.of]
-        return " ".join(filter(None, words))
-
     def check(self, records: Sequence[Record]) -> Verdict:
-        """The target against all records."""
         found = [
             (record, *value)
             for record in records
@@ -69,24 +51,24 @@ class Target:
         missing = [case for case in self.wanted if case not in names]
         if self.mean and found:
             mean = geometric_mean(value for _, value, _ in found)
-            margin = self._margin(mean, self.bound)
-            return Verdict(self, [Finding(f"{len(found)} cases", margin, f"{mean:.3f}")], missing)
-        return Verdict(
-            self,
-            [
-                Finding(record["case"], self._margin(value, self._bound(record)), text)
-                for record, value, text in found
-            ],
-            missing,
-        )
+            found = [({"case": f"{len(found)} cases"}, mean, f"{mean:.3f}")]
+        return Verdict(self, [Finding(r["case"], self._margin(v, r), t) for r, v, t in found],
+                       missing)  # fmt: skip
 
-    def _bound(self, record: Record) -> float:
-        return self.bound(record) if callable(self.bound) else self.bound
-
-    def _margin(self, value: float, bound: float) -> float:
+    def _margin(self, value: float, record: Record) -> float:
+        bound = self.bound(record) if callable(self.bound) else self.bound
         if value != value:
             return 0.0
         return bound / max(value, 1e-30) if self.at_most else value / bound
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One case against one target: `margin` is at least one if it is met."""
+
+    case: str
+    margin: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -95,8 +77,7 @@ class Verdict:
 
     target: Target
     findings: Sequence[Finding]
-    # Cases that are wanted and that no result covers.
-    missing: Sequence[str]
+    missing: Sequence[str]  # cases that are wanted and that no result covers
 
     @property
     def met(self) -> bool | None:
@@ -105,10 +86,15 @@ class Verdict:
 
     def lines(self) -> list[str]:
         """The verdict with the worst case, then every case that misses, then what is missing."""
+        target = self.target
         word = {True: "pass", False: "FAIL", None: "not measured"}[self.met]
         if self.met and self.missing:
             word = "incomplete"
-        head = f"{word:12}  {self.target.name}: {self.target.asked}"
+        asked = target.of
+        if not callable(target.bound) and not asked.startswith(("<=", ">=")):
+            sign, mean = "<=" if target.at_most else ">=", "on average" if target.mean else ""
+            asked = " ".join(filter(None, (sign, f"{target.bound:g}", mean, target.of)))
+        head = f"{word:12}  {target.name}: {asked}"
         missing = [f"{'':14}missing: {', '.join(self.missing)}"] if self.missing else []
         if not self.findings:
             return [head, *missing]
@@ -123,29 +109,34 @@ class Verdict:
 
 
 def over(*others: str) -> Value:
-    """The ratio to one other, or to the fastest of several."""
+    """The ratio to one other, or to the fastest of several, by their names or a pattern."""
 
-    def value(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-        found = {name: record["ratios"][name] for name in others if name in record["ratios"]}
-        return _fastest(found)
+    def value(record, records):
+        found = [
+            (ratio, name)
+            for name, ratio in record["ratios"].items()
+            if any(fnmatch.fnmatchcase(name.lower(), other.lower()) for other in others)
+        ]
+        return (min(found)[0], "{:.3f} of {}".format(*min(found))) if found else None
 
     return value
 
 
-def over_cutlass(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """The ratio to the fastest of CUTLASS's grouped kernels."""
-    return _fastest(
-        {name: x for name, x in record["ratios"].items() if name.lower().startswith("cutlass")}
-    )
+def of_ours(key: str, text: str) -> Value:
+
+    def value(record, records):
+        found = ours(record).get(key)
+        return found and (found, text.format(found))
+
+    return value
 
 
-def over_best(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """The ratio to the fastest grouped peer."""
+def over_best(record, records):
     best = best_grouped(record)
     return best and (best[1], f"{best[1]:.3f} of {best[0]}")
 
 
-def over_best_or_dense(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def over_best_or_dense(record, records):
     """Over what is asked of it: the ratio to the fastest grouped peer, or to cuBLAS's product."""
     best, dense = best_grouped(record), record["ratios"].get("cublas_dense")
     found = [best[1] / GROUPED_RATIO] if best else []
@@ -156,98 +147,49 @@ def over_best_or_dense(record: Record, records: Sequence[Record]) -> tuple[float
     return max(found), first + (f", {dense:.3f} of dense" if dense is not None else "")
 
 
-def of_uniform_time(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def of_uniform_time(record, records):
     """Time for a useful FLOP over that of groups of equal sizes."""
     uniform = f"{record['shape']['name']}/{record['op']}/uniform"
     found = [
         each for each in records if each["case"] == uniform and each["dtype"] == record["dtype"]
     ]
-    speeds = [_ours(each).get("tflops") for each in (*found, record)]
+    speeds = [ours(each).get("tflops") for each in (*found, record)]
     if len(speeds) < 2 or None in speeds:
         return None
-    ratio = speeds[0] / speeds[-1]
-    return ratio, f"{ratio:.3f}"
+    return speeds[0] / speeds[-1], f"{speeds[0] / speeds[-1]:.3f}"
 
 
-def kernels(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """Kernels of a call."""
-    found = _ours(record).get("kernels")
-    return None if found is None else (found, f"{found - 1} extra")
-
-
-def tflops(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """Our rate."""
-    found = _ours(record).get("tflops")
-    return found and (found, f"{found:.0f}")
-
-
-def microseconds(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """Our time."""
-    found = _ours(record).get("median_us")
-    return found and (found, f"{found:.0f} us")
-
-
-def without_communication(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def without_communication(record, records):
     """Of a layer on several devices: the share of the speed that one has without communication."""
     share = record.get("fractions", {}).get("ours")
-    if share is None:
-        return None
-    return share, f"{share:.2f}, max/mean {record['max_over_mean']:.2f}"
+    return share and (share, f"{share:.2f}, max/mean {record['max_over_mean']:.2f}")
 
 
-def error(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """Our relative error."""
-    found = _ours(record).get("error")
+def error(record, records):
+    found = ours(record).get("error")
     return found and (found["total"], f"{found['total']:.1e}")
 
 
-def error_over_cublas(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def error_over_cublas(record, records):
     """Our error over that of cuBLAS."""
     loop = record["peers"].get("cublas_loop", {}).get("error")
-    if not loop or "error" not in _ours(record):
+    if not loop or "error" not in ours(record):
         return None
-    errors = _ours(record)["error"]["total"], loop["total"]
+    errors = ours(record)["error"]["total"], loop["total"]
     return errors[0] / max(errors[1], 1e-30), f"{errors[0]:.1e}, cuBLAS {errors[1]:.1e}"
 
 
-def cosine_distance(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def cosine_distance(record, records):
     """The largest of the angles to bfloat16's result and cotangents."""
     found = record.get("cosine_distance", {}).get("ours")
     return found and (max(found.values()), f"{max(found.values()):.1e}")
 
 
-def host_us(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """The host's time that shows: to enqueue a product, or between the kernels of a chain."""
-    times = _ours(record)
-    cost = max(times["enqueue_us"], times["wall_us"] - times["device_us"])
-    return cost, (
-        f"{cost:.1f} us ({times['enqueue_us']:.1f} to enqueue; {times['wall_us']:.1f} wall, "
-        f"{times['device_us']:.1f} of it kernels); JAX's call {times['call_enqueue_us']:.0f} us"
-    )
-
-
-def first_call_s(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
-    """From the import to the first result."""
-    times = _ours(record)
-    return times["import_s"] + times["first_call_s"], (
-        f"{times['import_s']:.2f} s to import, then {times['first_call_s']:.2f} s: "
-        f"trace {times['trace_s']:.2f}, XLA {times['compile_s']:.2f}, "
-        f"first run {times['run_s']:.2f}"
-    )
-
-
-def loss_difference(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+def loss_difference(record, records):
     """Of FP8's held-out loss from bfloat16's."""
     ratio = record["loss_ratio"]
     return abs(ratio - 1), f"after {record['steps']} steps {ratio:.4f}"
 
 
-def _ours(record: Record) -> Mapping:
+def ours(record: Record) -> Mapping:
     return record["peers"].get("ours", {})
-
-
-def _fastest(ratios: Mapping[str, float]) -> tuple[float, str] | None:
-    if not ratios:
-        return None
-    name = min(ratios, key=ratios.get)
-    return ratios[name], f"{ratios[name]:.3f} of {name}"

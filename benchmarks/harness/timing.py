@@ -4,8 +4,6 @@ The chip's clocks drift by several per cent within minutes. Calls are therefore 
 round runs every call once, in a new random order, and what is compared is the ratio within a round.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.peer import Call
-from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.recorders import Recorder, Sample
 
 # Several times the 50 to 60 MB of L2 on Hopper.
 FLUSH_BYTES = 256 * 2**20
@@ -76,15 +73,6 @@ def host_times(call: Call, device_us: float, repeats: int = 3) -> HostTimes:
     More calls in flight than that would make the host wait for the device while enqueueing.
     """
     queue = int(np.clip(20_000 / max(device_us, 1.0), 2, 16))
-    return _median_times(call, queue, repeats)
-
-
-def one_call_times(call: Call, repeats: int) -> HostTimes:
-    """Wall and enqueue time of a call that finds the device idle, medians."""
-    return _median_times(call, 1, repeats)
-
-
-def _median_times(call: Call, queue: int, repeats: int) -> HostTimes:
     measured = [_queue_times(call, queue) for _ in range(repeats)]
     return HostTimes(
         statistics.median(times.wall_us for times in measured),

@@ -1,7 +1,5 @@
 """A random shape as a case: what is compiled for it, who takes part, and how results are judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +9,17 @@ import jax
 
 import jax_grouped_gemm as jgg
 from benchmarks import grouped_gemm, rank_k
+from benchmarks.harness import exact
 from benchmarks.harness.cases import OPS as RAGGED_OPS
 from benchmarks.harness.cases import Case as RaggedCase
 from benchmarks.harness.cases import Problem, Shape
-from benchmarks.harness.check import Error
 from benchmarks.harness.inputs import abstract_operands
 from benchmarks.harness.measure import Workload, ragged_workload
-from benchmarks.harness.peer import Call, Peer, Role, on_gpu, pinned_implementation
-from benchmarks.never_slower import exact, recipes, shapes
+from benchmarks.harness.peer import Peer, Role, on_gpu, pinned_implementation
+from benchmarks.never_slower import recipes, shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers import ours, stock
-from benchmarks.peers.cublas import CublasLoop
-from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
+from benchmarks.peers.cublas import CublasLoop, TorchGroupedMm
 
 # Stock JAX multiplies every row by the matrices of all groups, or copies the rows for each.
 MOST_STOCK_BYTES = 1 << 31
@@ -30,7 +27,6 @@ MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
 MOST_STOCK_GROUPS = 4
 # XLA's autotuner takes half a second a product.
 MOST_XLA_PROBLEMS = 6
-MOST_CONFIGS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,25 +75,7 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
     return _list(label, kind, sizes, data_seed)
 
 
-def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
-    """A judge: the result of a run into memory that was filled with NaN, where that is possible."""
-
-    def judge(call: Call) -> tuple[Error, bool]:
-        first = call.run()
-        call.wait(first)
-        exact.poison(first)
-        del first
-        result = call.run()
-        call.wait(result)
-        error = measure(call.to_jax(result))
-        return error, is_good(error, call)
-
-    return judge
-
-
-def _ours(
-    function: Callable[[str | None], Callable], *, xla: bool = True, configs: int = 0
-) -> list[Program]:
+def _ours(function: Callable[[str | None], Callable], *, xla: bool = True) -> list[Program]:
     """The program that the plan chooses for a function of `implementation`, and those it rejects.
 
     XLA's product is one of the rejected ones if `xla`.
@@ -107,7 +85,6 @@ def _ours(
         Program("ours", Role.OURS, planned),
         Program("kernel", Role.VARIANT, pinned, unplanned=planned),
         *([Program("XLA", Role.VARIANT, planned, left_to_xla=True)] if xla else []),
-        *(Program(f"config{i}", Role.VARIANT, pinned, config=i) for i in range(configs)),
     ]
 
 
@@ -121,14 +98,14 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
     problem, sizes = case.problem, case.group_sizes
     lhs, rhs, group_sizes = abstract_operands(problem)
     function = functools.partial(ours.product, problem)
-    programs = _ours(function, xla=offers_stock(problem), configs=MOST_CONFIGS)
+    programs = _ours(function, xla=offers_stock(problem))
     if offers_stock(problem):
         programs.append(Program(stock.Stock.name, Role.GROUPED, stock.ragged_product(problem)))
 
     def work() -> Workload:
         a, b = (exact.normal(x.shape, str(x.dtype), (*seed, i)) for i, x in enumerate((lhs, rhs)))
         expected = exact.ragged_product(problem, a, b, sizes)
-        judge = judged(
+        judge = exact.judged(
             lambda out: exact.row_errors(out, expected),
             lambda error, call: error.acceptable(problem, call.tolerance),
         )
@@ -146,14 +123,6 @@ def offers_stock(problem: Problem) -> bool:
         return False
     flops = 2 * problem.groups * problem.m * problem.k * problem.n
     return problem.groups <= MOST_STOCK_GROUPS or flops <= MOST_STOCK_FLOPS
-
-
-def both_triangles(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The whole product A B^H by `grouped_gemm`, and for two operands its sum with its mirror."""
-    b = (b if update.two_operands else a).conj()
-    options = dict(implementation=pinned_implementation(), precision=update.precision)
-    product = jgg.grouped_gemm(a, b, transpose_rhs=True, **options)
-    return rank_k.mirrored(product) if update.two_operands else product
 
 
 def masked(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -174,29 +143,18 @@ def _update(label: str, update: rank_k.Update, shape: rank_k.Shape, seed: Sequen
     def symmetric(implementation: str | None) -> Callable:
         return of(rank_k.ours(update, implementation=implementation))
 
-    mirrored = of(rank_k.ours(update, implementation=None, symmetrize_output=True))
     role, whole = rank_k.EXPRESSIONS[update.two_operands][
         "P + P.T" if update.two_operands else UNMASKED
     ]
     programs = [
         *_ours(symmetric),
-        Program("symmetric", Role.VARIANT, mirrored),
-        Program("both triangles", Role.VARIANT, of(functools.partial(both_triangles, update))),
         Program("P + P.T" if update.two_operands else UNMASKED, role, of(whole)),
     ]
     if not update.two_operands:
         programs.append(Program("tril(A@A.T)", role, of(functools.partial(masked, update))))
     stack = jax.ShapeDtypeStruct(shape, update.dtype)
 
-    def work() -> Workload:
-        a, b = (exact.normal(shape, update.dtype, (*seed, i)) for i in range(2))
-        expected = exact.triangles(a, b if update.two_operands else None)
-        judge = judged(
-            lambda out: exact.triangle_error(out, expected),
-            lambda error, call: error.within(update.tolerance),
-        )
-        return rank_k.workload(update, shape, seed[0], (a, b), judge)
-
+    work = functools.partial(rank_k.work, update, shape, seed)
     return Case(label, (stack, stack), True, tuple(programs), (), work)
 
 
@@ -215,19 +173,8 @@ def _list(
     lhs = [jax.ShapeDtypeStruct((m, k), kind.dtype) for m, k, _ in problems]
     rhs = [jax.ShapeDtypeStruct((k, n), kind.dtype) for _, k, n in problems]
 
-    def work() -> Workload:
-        a, b = (
-            [exact.normal(x.shape, kind.dtype, (*seed, i, j)) for j, x in enumerate(side)]
-            for i, side in enumerate((lhs, rhs))
-        )
-        expected = exact.list_products(a, b)
-        judge = judged(
-            lambda outs: exact.list_error(outs, expected),
-            lambda error, call: error.within(kind.error_limit),
-        )
-        name = f"random{label.split('/')[1]}"
-        return grouped_gemm.workload(name, problems, kind, seed[0], (a, b), judge)
-
+    name = f"random{label.split('/')[1]}"
+    work = functools.partial(grouped_gemm.work, name, problems, kind, seed)
     return Case(label, (lhs, rhs), kind.dtype == "float64", tuple(programs), (), work)
 
 

@@ -3,8 +3,6 @@
 A recipe that computes in bf16 by plan is the same program as one without a recipe.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -17,10 +15,11 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from benchmarks import moe
 from benchmarks.fp8.step import step
+from benchmarks.harness import exact
 from benchmarks.harness.check import Error
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, Role, pinned_implementation
-from benchmarks.never_slower import exact, shapes
+from benchmarks.never_slower import shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers.fp8_layer import RECIPES, TOLERANCE
 from jax_grouped_gemm._src.fp8.choice.plan import Choice
@@ -71,7 +70,6 @@ def function(op: str, sizes: Sequence[int], implementation: str | None) -> Calla
 
 
 def operands(op: str, sizes: Sequence[int]) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Shapes and dtypes of what `function` takes."""
     name, _ = parsed(op)
     bf16, of = jnp.bfloat16, jax.ShapeDtypeStruct
     if name in LAYERS:
@@ -101,7 +99,6 @@ def programs(op: str, sizes: Sequence[int]) -> list[Program]:
 
 
 def work(op: str, sizes: Sequence[int], seed: Sequence[int]) -> Workload:
-    """Random operands, judged against bf16."""
     given = list(operands(op, sizes))
     rng = np.random.default_rng(seed)
     arrays: list[Any] = [

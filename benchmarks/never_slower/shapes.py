@@ -4,8 +4,6 @@ Nothing here touches a device. A case is drawn from the seed, its operation and 
 that every process that asks for it finds the same.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -36,7 +34,6 @@ OPS = (*RAGGED, *UPDATES, *LISTS, *RECIPES)
 
 
 def generator(op: str, number: int, seed: int) -> np.random.Generator:
-    """From which the shape of a case is drawn."""
     return np.random.default_rng([seed, OPS.index(op), number])
 
 

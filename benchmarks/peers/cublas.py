@@ -1,15 +1,12 @@
-"""cuBLAS through PyTorch: a loop over groups, and one dense product of the same FLOPs."""
+"""Through PyTorch: its grouped product (CUTLASS), and cuBLAS, in a loop or as one dense product."""
 
-from __future__ import annotations
-
-import jax
 import numpy as np
 
-from benchmarks.harness.cases import Problem, row_ranges
-from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module
+from benchmarks.harness.cases import row_ranges
+from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch, once
 
 
-def _mm(a, b, out, problem: Problem):
+def _mm(a, b, out, problem):
     """a @ b into out, whose dtype may be wider than the operands'."""
     import torch
 
@@ -19,26 +16,20 @@ def _mm(a, b, out, problem: Problem):
     return torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def _empty(shape: tuple[int, ...], problem: Problem, like):
+def _empty(shape, problem, like):
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, problem.out_dtype), device=like.device)
 
 
-class CublasLoop:
+class CublasLoop(Peer):
     """One product a group. It needs the group sizes on the host, which a device computed."""
 
     name = "cublas_loop"
     role = Role.LOOP
-    slow = False
+    needs = ("torch",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch is missing."""
-        return missing_module("torch")
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem, lhs, rhs, group_sizes):
         """Slices the operands, so that a call does nothing but enqueue the products."""
         a, b = as_torch(lhs), as_torch(rhs)
         out = _empty(problem.out_shape, problem, a)
@@ -55,25 +46,17 @@ class CublasLoop:
                 _mm(operand, weights, result, problem)
             return out
 
-        call = TorchCall(run, f"{len(products)} products")
-        call.wait(call.run())
-        return call
+        return once(TorchCall(run, f"{len(products)} products"))
 
 
-class CublasDense:
+class CublasDense(Peer):
     """One product of the same FLOPs without groups: the practical ceiling if compute-bound."""
 
     name = "cublas_dense"
     role = Role.CEILING
-    slow = False
+    needs = ("torch",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch is missing."""
-        return missing_module("torch")
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem, lhs, rhs, group_sizes):
         """All rows with the first group's weights; for a weight gradient, all rows in one group."""
         a, b = as_torch(lhs), as_torch(rhs)
         if problem.contracting:
@@ -81,6 +64,25 @@ class CublasDense:
         else:
             b = b[0].mT if problem.transpose_rhs else b[0]
         out = _empty((a.shape[0], b.shape[1]), problem, a)
-        call = TorchCall(lambda: _mm(a, b, out, problem))
-        call.wait(call.run())
-        return call
+        return once(TorchCall(lambda: _mm(a, b, out, problem)))
+
+
+class TorchGroupedMm(Peer):
+    """Row-major and column-major weights are both native: a transposed view costs nothing."""
+
+    name = "torch_grouped_mm"
+    role = Role.GROUPED
+    needs = ("torch",)
+
+    def prepare(self, problem, lhs, rhs, group_sizes):
+        import torch
+
+        if problem.out_dtype != problem.dtype:
+            raise NotOffered(f"its result has the operands' dtype, {problem.dtype}")
+        a, b = as_torch(lhs), as_torch(rhs)
+        ends = torch.cumsum(as_torch(group_sizes), 0, dtype=torch.int32)
+        if problem.contracting:
+            a = a.mT
+        elif problem.transpose_rhs:
+            b = b.mT
+        return once(TorchCall(lambda: torch._grouped_mm(a, b, offs=ends)))

@@ -3,8 +3,6 @@
 Neither JAX nor PyTorch calls them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Role, without_gpu
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
 SONAMES = ("libcublas.so.13", "libcublas.so.12")
@@ -24,11 +22,7 @@ LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 
 @functools.cache
 def _cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    """The library and a handle of it.
-
-    Raises:
-      NotOffered: without the library.
-    """
+    """The library and a handle of it."""
     for path in (*SONAMES, *_packaged()):
         try:
             library = ctypes.CDLL(str(path))
@@ -53,19 +47,14 @@ def _succeed(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: cuBLAS error {status}")
 
 
-class CublasSymmetric:
+class CublasSymmetric(Peer):
     """One call a matrix: the peer of `benchmarks.rank_k`, whose problem is an `Update`."""
 
     name = "cublas_loop"
     role = Role.LOOP
-    slow = False
+    needs = ("GPU",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether a GPU is missing."""
-        return without_gpu()
-
-    def prepare(self, update, a: jax.Array, b: jax.Array) -> Call:
-        """Finds the library and makes the arguments of all calls."""
+    def prepare(self, update, a, b):
         return loop(a, b if update.two_operands else None, update.hermitian)
 
 
@@ -73,9 +62,6 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
     """A call of syrk, or with `b` of syr2k or her2k, for each matrix of stacks [g, n, k].
 
     It writes the lower triangles of its own result [g, n, n] again and again.
-
-    Raises:
-      NotOffered: if cuBLAS is missing, or has no such function.
     """
     dtype = str(a.dtype)
     if dtype not in LETTERS:
@@ -113,6 +99,4 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
 
     # The pointers are of arrays that have to live as long as the call.
     run.kept = (alpha, beta, *operands)
-    call = EnqueuedCall(run, f"{g} calls of {name}")
-    call.wait(call.run())
-    return call
+    return once(EnqueuedCall(run, f"{g} calls of {name}"))

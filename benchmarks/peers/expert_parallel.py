@@ -1,7 +1,5 @@
 """Layers over several GPUs: ours in all its ways, and how they are written without it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
@@ -16,11 +14,18 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from benchmarks.expert_parallel_plots import FORWARD
-from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation, without_gpu
+from benchmarks.harness.peer import (
+    Call,
+    NotOffered,
+    Peer,
+    Role,
+    kernels_unavailable_reason,
+    pinned_implementation,
+)
 from benchmarks.moe import Layer
 from jax_grouped_gemm import moe
 
+FORWARD, STEP = "ep_forward", "ep_step"
 AXIS = "expert"
 SPLIT = P(AXIS)
 
@@ -28,19 +33,10 @@ STRATEGIES: dict[str, dict] = {
     "ours": dict(),
     "nccl": dict(),
     "apart": dict(overlap=False),
-    "apart_nccl": dict(overlap=False),
-    "keeps_x": dict(save="x"),
-    "keeps_rows": dict(save="rows"),
-    "psum_scatter": dict(combine="psum_scatter"),
-    "all_to_all": dict(combine="all_to_all"),
     "room_for_1.25": dict(buffer_factor=1.25),
     "gather_again": dict(save="nothing"),
     "chunks_2": dict(chunks=2),
     "ragged": dict(strategy="ragged_all_to_all"),
-    "sms_124": dict(max_sms=124),
-    "nccl_sms_124": dict(max_sms=124),
-    "nccl_sms_116": dict(max_sms=116),
-    "nccl_sms_108": dict(max_sms=108),
     "tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
     "nccl_tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
 }
@@ -74,7 +70,6 @@ class Problem:
 
 
 def mesh_of(devices: int) -> Mesh:
-    """The first GPUs of this host."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 
@@ -109,7 +104,6 @@ def over_devices(problem: Problem, on_device: Run) -> Run:
 
 
 def strategy(problem: Problem, **options: object) -> Run:
-    """`expert_parallel_mlp` with these options."""
 
     def on_device(x, experts, weights, *matrices):
         routing = routing_of(experts, weights, problem.layer.experts)
@@ -148,47 +142,6 @@ def naive(problem: Problem) -> Run:
     return over_devices(problem, on_device)
 
 
-def one_update_a_peer(problem: Problem) -> Run:
-    """Rows sent by one update of a ragged_all_to_all to each peer, sorted again where they arrive.
-
-    That is how MaxText exchanges rows, with our products and our copies of rows.
-    """
-    implementation = pinned_implementation()
-
-    def on_device(x, experts, weights, *matrices):
-        devices, here = problem.devices, matrices[0].shape[0]
-        index = lax.axis_index(AXIS)
-        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
-        rows = moe.dispatch(x, order, implementation=implementation)
-        counts = lax.all_gather(order.group_sizes, AXIS).reshape(devices, devices, here)
-        sizes = counts.sum(axis=2, dtype=jnp.int32)  # [source, peer]
-        starts = jnp.cumsum(sizes, axis=1) - sizes
-        arrivals = jnp.cumsum(sizes, axis=0) - sizes
-        there = starts[index], sizes[index], arrivals[index], sizes[:, index]
-        back = arrivals[:, index], sizes[:, index], starts[:, index], sizes[index]
-        arrived = _exchange(rows, there, len(rows) * devices)
-
-        mine = counts[:, index].reshape(-1)
-        at = jnp.arange(len(arrived))
-        segment = jnp.searchsorted(jnp.cumsum(mine), at, side="right", method="compare_all")
-        expert = jnp.where(segment < len(mine), segment % here, here)
-        again = moe.sort_by_expert(expert[:, None], here, implementation=implementation)
-        arrived = moe.dispatch(arrived, again, implementation=implementation)
-        arrived = jgg.ragged_mlp(
-            arrived, *matrices, again.group_sizes, implementation=implementation
-        )
-        arrived = moe.combine(arrived, again, implementation=implementation)
-        rows = _exchange(arrived, back, len(rows))
-        return moe.combine(rows, order, weights=weights, implementation=implementation)
-
-    return over_devices(problem, on_device)
-
-
-def _exchange(rows, route, num_rows):
-    buffer = lax.pcast(lax.empty((num_rows, rows.shape[1]), rows.dtype), AXIS, to="varying")
-    return lax.ragged_all_to_all(rows, buffer, *route, axis_name=AXIS)
-
-
 def local(problem: Problem) -> Run:
     """The layer of one GPU that has its share of tokens and experts."""
 
@@ -220,7 +173,6 @@ class QueuedCall(Call):
         self._queue = int(np.clip(0.03 / (time.perf_counter() - start), 2, 16))
 
     def elapsed_us(self) -> float:
-        """Mean of a queue, in microseconds."""
         start = time.perf_counter()
         for _ in range(self._queue):
             result = self.run()
@@ -228,43 +180,30 @@ class QueuedCall(Call):
         return (time.perf_counter() - start) * 1e6 / self._queue
 
 
-class MeshPeer:
+class MeshPeer(Peer):
     """A function of operands that are split over the devices, or of the share of the first one."""
-
-    slow = False
 
     def __init__(
         self,
         name: str,
         role: Role,
         make: Callable[[Problem], Run],
-        unavailable: Callable[[], str | None] = lambda: None,
         alone: bool = False,
-        copy_engines: bool = False,
+        copy_engines: bool = True,
         tolerance: float = 0.0,
     ):
-        self.name = name
-        self.role = role
-        self.checked = role.solves_problem
+        self.name, self.role = name, role
         self.temporary_bytes: dict[Problem, int] = {}
         self._make = make
-        self._unavailable = unavailable
         self._alone = alone
         self._copy_engines = copy_engines
         self._tolerance = tolerance
         self._compiled: dict[Problem, jax.stages.Compiled] = {}
 
-    def unavailable_reason(self) -> str | None:
-        """On a GPU the kernels have to be there; elsewhere the reference runs."""
-        kernels = jgg.unavailable_reason() if without_gpu() is None else None
-        return kernels or self._unavailable()
+    def unavailable_reason(self):
+        return kernels_unavailable_reason()
 
-    def prepare(self, problem: Problem, *operands: jax.Array) -> Call:
-        """Compiles the function.
-
-        Raises:
-          NotOffered: where the function is not implemented for the operands.
-        """
+    def prepare(self, problem, *operands):
         if self._alone:
             operands = share_of_first_device(problem, operands)
         compiled = self._compiled.pop(problem, None) or self._compile(problem, *operands)
@@ -296,7 +235,6 @@ def ways() -> list[MeshPeer]:
             name,
             Role.OURS if name == "ours" else Role.VARIANT,
             functools.partial(strategy, **options),
-            copy_engines=True,
         )
         for name, options in {"ours": {}, **WAYS}.items()
     ]
@@ -316,7 +254,6 @@ def peers() -> list[MeshPeer]:
     ]
     return [
         *ours,
-        MeshPeer("naive", Role.GROUPED, naive),
-        MeshPeer("one_update_a_peer", Role.GROUPED, one_update_a_peer, without_gpu),
-        MeshPeer("local", Role.CEILING, local, alone=True),
+        MeshPeer("naive", Role.GROUPED, naive, copy_engines=False),
+        MeshPeer("local", Role.CEILING, local, alone=True, copy_engines=False),
     ]

@@ -1,15 +1,12 @@
 """Whole mixture-of-experts layers in FP8, with weights quantised in each call or before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 import jax_grouped_gemm as jgg
-from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role, jax_call
-from benchmarks.peers.ours import kernels_unavailable_reason
+from benchmarks.harness.peer import JaxPeer, Role
 
 RECIPES = {
     "blockwise": jgg.Recipe.blockwise(),
@@ -53,7 +50,6 @@ class Fp8Layer(JaxPeer):
             f"fp8_{name}{'_quantized' * quantized}",
             Role.VARIANT,
             run,
-            kernels_unavailable_reason,
             checked=True,
             part_of=part_of,
         )
@@ -67,16 +63,8 @@ class Fp8Layer(JaxPeer):
             return *operands, None
         return *operands, jax.jit(jgg.quantize_mlp, static_argnums=3)(wi_0, wi_1, wo, self.recipe)
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the layer, and quantises the weights before if it is one of those.
-
-        Raises:
-          NotOffered: where the function is not implemented for the operands.
-        """
-        try:
-            call = jax_call(jax.jit(self.function), *self.arguments(*operands))
-        except NotImplementedError as error:
-            raise NotOffered(str(error)) from error
-        call.part_of = self.part_of
+    def prepare(self, problem, *operands):
+        """Compiles the layer, and quantises the weights before if it is one of those."""
+        call = super().prepare(problem, *self.arguments(*operands))
         call.tolerance = TOLERANCE
         return call

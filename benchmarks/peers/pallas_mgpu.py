@@ -3,8 +3,6 @@
 The kernel is an example in JAX's tree and takes its tile sizes from the caller.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -14,8 +12,8 @@ import jax
 
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.inputs import abstract_operands
-from benchmarks.harness.peer import Call, NotOffered, Role, missing_module, without_gpu
-from benchmarks.peers.sweep import Sweep
+from benchmarks.harness.peer import NotOffered
+from benchmarks.peers.sweep import CompiledPeer
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,6 @@ CONFIGS = (
 )
 
 
-def candidates(problem: Problem) -> list[Config]:
-    """The configurations whose tiles divide the problem, likely ones first."""
-
-    def allowed(config: Config) -> bool:
-        if problem.contracting:
-            return problem.k % config.block_m == 0 and problem.n % config.block_n == 0
-        return problem.k % config.block_k == 0 and problem.n % config.block_n == 0
-
-    # A tile much taller than a group is mostly wasted.
-    small_groups = not problem.contracting and problem.m <= 64 * problem.groups
-    ranked = sorted(CONFIGS, key=lambda config: small_groups and config.block_m > 64)
-    return [config for config in ranked if allowed(config)]
-
-
 @functools.cache
 def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
     """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
@@ -78,31 +62,17 @@ def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
     return jitted.lower(*abstract_operands(problem)).compile()
 
 
-class PallasMgpu:
+class PallasMgpu(CompiledPeer):
     """`jax.experimental.pallas.ops.gpu.ragged_dot_mgpu` and its transposed counterpart."""
 
     name = "pallas_mgpu"
-    role = Role.GROUPED
-    slow = False
+    needs = ("absl", "GPU")
+    configs = CONFIGS
+    compiled = staticmethod(compiled)
 
-    def __init__(self, sweep: int = 3, retune: bool = False):
-        """See `Sweep`."""
-        self._sweep = Sweep(self.name, sweep, retune)
-
-    def unavailable_reason(self) -> str | None:
-        """Whether the kernel, its needs or a GPU is missing."""
-        return missing_module("absl") or without_gpu()
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
-        """Compiles the candidates and keeps the fastest for this problem."""
+    def allowed(self, problem, config):
         if problem.out_dtype != problem.dtype:
             raise NotOffered(f"its result has the operands' dtype, {problem.dtype}")
-
-        def call(config: Config) -> Call:
-            function = compiled(problem, config)
-            return Call(lambda: function(lhs, rhs, group_sizes))
-
-        # Most of a compilation happens outside Python's lock.
-        return self._sweep.best(problem, candidates(problem), call, workers=4)
+        if problem.contracting:
+            return problem.k % config.block_m == 0 and problem.n % config.block_n == 0
+        return problem.k % config.block_k == 0 and problem.n % config.block_n == 0

@@ -1,19 +1,12 @@
 """QuACK's variable-length GEMM (CuTe DSL), where it is installed."""
 
-from __future__ import annotations
-
 import functools
-import os
-import time
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
-
 from benchmarks.harness.cases import Problem
-from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module, without_gpu
-from benchmarks.peers.sweep import Sweep
+from benchmarks.harness.peer import Call, TorchCall, as_torch
+from benchmarks.peers.sweep import SweptPeer
 
 
 @dataclass(frozen=True)
@@ -33,37 +26,22 @@ class Config:
 
 # QuACK's default for Hopper first, then the rest of its autotuner's space, likely ones first. The
 # autotuner itself would try all of them for each problem and distribution.
-CONFIGS = (
-    Config(128, 192, True, 2, 1),
-    Config(128, 256, False, 2, 1),
-    Config(256, 128, False, 2, 1),
-    Config(128, 128, True, 2, 1),
-    Config(128, 256, False, 1, 2),
-    Config(128, 192, True, 1, 2),
-    Config(128, 128, True, 1, 2),
-    Config(256, 192, False, 2, 1),
-    Config(128, 160, True, 2, 1),
-    Config(192, 128, True, 2, 1),
-    Config(256, 160, False, 2, 1),
-    Config(128, 224, False, 2, 1),
-    Config(256, 128, False, 1, 2),
-    Config(256, 192, False, 1, 2),
-    Config(128, 160, True, 1, 2),
-    Config(192, 128, True, 1, 2),
-    Config(256, 160, False, 1, 2),
-    Config(128, 224, False, 1, 2),
-    Config(128, 208, True, 2, 1),
-    Config(128, 208, True, 1, 2),
-    Config(256, 208, False, 2, 1),
-    Config(256, 208, False, 1, 2),
-)
-
-# Seconds that QuACK's worker processes get for what one sweep compiles.
-COMPILE_SECONDS = 120
+CONFIGS = tuple(
+    Config(*config)
+    for config in (
+        (128, 192, True, 2, 1), (128, 256, False, 2, 1), (256, 128, False, 2, 1),
+        (128, 128, True, 2, 1), (128, 256, False, 1, 2), (128, 192, True, 1, 2),
+        (128, 128, True, 1, 2), (256, 192, False, 2, 1), (128, 160, True, 2, 1),
+        (192, 128, True, 2, 1), (256, 160, False, 2, 1), (128, 224, False, 2, 1),
+        (256, 128, False, 1, 2), (256, 192, False, 1, 2), (128, 160, True, 1, 2),
+        (192, 128, True, 1, 2), (256, 160, False, 1, 2), (128, 224, False, 1, 2),
+        (128, 208, True, 2, 1), (128, 208, True, 1, 2), (256, 208, False, 2, 1),
+        (256, 208, False, 1, 2),
+    )
+)  # fmt: skip
 
 
 def candidates(problem: Problem) -> list[Config]:
-    """All configurations, likely ones first."""
     # A cluster two tiles high is half idle in a group of fewer rows than one.
     small_groups = not problem.contracting and problem.m <= 64 * problem.groups
     return sorted(CONFIGS, key=lambda config: small_groups and config.cluster_m > 1)
@@ -77,59 +55,16 @@ def gemm_config(config: Config) -> Any:
     return GemmConfig(**{"is_dynamic_persistent": False} | asdict(config), device_capacity=9)
 
 
-def compile_ahead(calls: Iterable[Callable[[], object]]) -> None:
-    """Compiles what the calls need in QuACK's processes: `QUACK_COMPILE_WORKERS` or one a core.
-
-    Kernels go to the cache on disk, from where the calls then take them. A call that fails is left
-    to fail again when it is made in earnest.
-    """
-    from quack.cache import CompilePending
-    from quack.cache.async_compile import activate, deactivate
-
-    def is_ready(call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except CompilePending:
-            return False
-        except Exception:
-            pass
-        return True
-
-    deadline = time.monotonic() + COMPILE_SECONDS
-    waiting = list(calls)
-    activate(int(os.environ.get("QUACK_COMPILE_WORKERS", os.cpu_count() or 1)))
-    try:
-        while waiting := [call for call in waiting if not is_ready(call)]:
-            if time.monotonic() > deadline:
-                break  # The rest is compiled in this process.
-            time.sleep(0.05)
-    finally:
-        # Before the end of this process, which would wait for its processes.
-        deactivate()
-
-
-class Quack:
+class Quack(SweptPeer):
     """`gemm` with `cu_seqlens_m` for ragged rows and `cu_seqlens_k` for weight gradients.
 
     A sweep of one is its default configuration; more are what its own tuning might choose.
     """
 
     name = "quack"
-    role = Role.GROUPED
-    slow = False
+    needs = ("torch", "quack", "GPU")
 
-    def __init__(self, sweep: int = 3, retune: bool = False):
-        """See `Sweep`."""
-        self._sweep = Sweep(self.name, sweep, retune)
-
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch, QuACK or a GPU is missing."""
-        return missing_module("torch") or missing_module("quack") or without_gpu()
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
-        """Shares the operands with PyTorch and compiles the kernels."""
+    def prepare(self, problem, lhs, rhs, group_sizes):
         import torch
         from quack.gemm_interface import gemm_tuned
 

@@ -6,8 +6,6 @@ weight gradients with gathered operands, the gradient of the rows of x, their su
 up have their columns in turn, as QuACK wants them; weights are stored k-major, which is fastest.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,21 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Role, TorchCall, as_torch, missing_module, without_gpu
+from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch, once
 from benchmarks.peers import quack
 from benchmarks.peers.sweep import Sweep
 
 BLOCK = 1024  # columns that one program of the sum takes
 
 # The products, in the order in which a step needs them.
-KINDS = (
-    "gate_up",
-    "down",
-    "gate_up_gradient",
-    "down_weights",
-    "x_gradient",
-    "gate_up_weights",
-)
+KINDS = ("gate_up", "down", "gate_up_gradient", "down_weights", "x_gradient", "gate_up_weights")
 # Those that gather an operand, and those whose epilogue works on pairs of columns.
 GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
 PAIRED = ("gate_up", "gate_up_gradient")
@@ -160,16 +151,7 @@ class SeveralResults(TorchCall):
     """Of which the first tells when the device has finished."""
 
     def wait(self, result: Sequence[Any]) -> None:
-        """Returns when the device has finished."""
         super().wait(result[0])
-
-
-class ProductCall(SeveralResults):
-    """A product in one configuration."""
-
-    def __init__(self, run: Callable[[], Sequence[Any]], config: Config):
-        super().__init__(run, str(config))
-        self.config = config
 
 
 class LayerCall(SeveralResults):
@@ -183,7 +165,6 @@ class LayerCall(SeveralResults):
         self._inverse = inverse
 
     def to_jax(self, result: Sequence[Any]) -> tuple[jax.Array, ...]:
-        """In the order and the layouts of the suite's operands."""
         arrays = [TorchCall.to_jax(self, x) for x in result]
         if len(arrays) == 1:
             return tuple(arrays)
@@ -210,16 +191,14 @@ def tuned(
 
         expected = functools.cache(function(None))
 
-        def prepare(config: Config) -> ProductCall:
-            call = ProductCall(function(config), config)
+        def prepare(config: Config) -> SeveralResults:
+            call = SeveralResults(function(config), str(config))
+            call.config = config
             if any(map(differ, call.run(), expected())):
                 raise ValueError(f"{config} gives another result than the default")
             return call
 
-        def before(configs: Sequence[Config]) -> None:
-            quack.compile_ahead(map(function, configs))
-
-        best = sweep.best(named[kind], candidates(kind), prepare, before=before)
+        best = sweep.best(named[kind], candidates(kind), prepare)
         configs[kind] = best.config
         return best.run()
 
@@ -235,24 +214,18 @@ def differ(one: Any, other: Any) -> bool:
     return not error <= TOLERANCE * norm
 
 
-class QuackLayer:
+class QuackLayer(Peer):
     """The layer by QuACK, with its default configurations or with the best of each product.
 
     What is not known yet is swept for, as `Quack` does.
     """
 
     role = Role.GROUPED
-    slow = False
+    needs = ("torch", "triton", "quack", "GPU")
 
-    def __init__(self, tuned: bool, sweep: int = 3, retune: bool = False):
-        """See `Sweep`; `benchmarks.tune_quack_moe` tries all configurations."""
-        self.name = "quack_tuned" if tuned else "quack"
-        self._sweep = Sweep("quack_moe", sweep, retune) if tuned else None
-
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch, Triton, QuACK or a GPU is missing."""
-        missing = (missing_module(name) for name in ("torch", "triton", "quack"))
-        return next(filter(None, missing), None) or without_gpu()
+    def __init__(self, sweep: Sweep | None = None):
+        self.name = "quack_tuned" if sweep else "quack"
+        self._sweep = sweep
 
     def prepare(self, problem: Any, *operands: jax.Array) -> LayerCall:
         """Shares the operands with PyTorch, sorts the rows, and compiles the kernels."""
@@ -302,9 +275,7 @@ class QuackLayer:
         def run() -> tuple:
             return compose(lambda kind, *inputs: of_kind[kind](configs.get(kind), *inputs))
 
-        call = LayerCall(run, detail, inverse.reshape(tokens, top_k))
-        call.wait(call.run())
-        return call
+        return once(LayerCall(run, detail, inverse.reshape(tokens, top_k)))
 
 
 def _sum_of_rows():

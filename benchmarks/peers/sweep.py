@@ -3,8 +3,6 @@
 What a sweep finds is kept in a file, so that later runs do not spend their time on sweeping again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.cases import Problem
-from benchmarks.harness.peer import Call, NotOffered
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -42,26 +40,17 @@ class Sweep:
         candidates: Sequence[Config],
         prepare: Callable[[Config], Call],
         workers: int = 1,
-        before: Callable[[Sequence[Config]], None] = lambda configs: None,
     ) -> Call:
         """The call of the fastest configuration that works; `detail` is the configuration.
 
-        Args:
-          problem: a `Problem`, or one of another suite with `k`, `n` and a text that names it.
-          candidates: in the order in which to try them.
-          prepare: compiles, in up to `workers` threads at once.
-          before: gets the configurations that are about to be compared, if several are.
-
-        Raises:
-          NotOffered: without candidates.
-          Exception: what `prepare` raised first, if it raised for all candidates.
+        `problem` is a `Problem`, or one of another suite with `k`, `n` and a text that names it.
+        `prepare` compiles, in up to `workers` threads at once. If it raises for all candidates,
+        what it raised first is raised.
         """
         if not candidates:
             raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
         chosen = self._chosen.get(problem) or self._known(problem, candidates)
         tried = [chosen] if chosen else candidates[: self._limit]
-        if len(tried) > 1:
-            before(tried)
         calls = _prepare_all(tried, prepare, workers)
         config = next(iter(calls))
         if len(calls) > 1:
@@ -128,3 +117,39 @@ def _key(problem: Any) -> str:
     op = "contracting" if problem.contracting else "nt" if problem.transpose_rhs else "nn"
     out = "" if problem.out_dtype == problem.dtype else f"->{problem.out_dtype}"
     return f"{op}/{problem.groups}x{problem.m}x{problem.k}x{problem.n}/{problem.dtype}{out}"
+
+
+class SweptPeer(Peer):
+    """A peer with a `Sweep` of its own."""
+
+    role = Role.GROUPED
+
+    def __init__(self, sweep: int = 3, retune: bool = False):
+        self._sweep = Sweep(self.name, sweep, retune)
+
+
+class CompiledPeer(SweptPeer):
+    """One whose `configs` have `block_m`, and whose `compiled` functions take JAX's arrays."""
+
+    configs: Sequence[Config]
+
+    def allowed(self, problem: Problem, config: Config) -> bool:
+        raise NotImplementedError
+
+    def compiled(self, problem: Problem, config: Config) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def candidates(self, problem: Problem) -> list[Config]:
+        """The configurations that fit the problem, likely ones first."""
+        # A tile much taller than a group is mostly wasted.
+        small_groups = not problem.contracting and problem.m <= 64 * problem.groups
+        ranked = sorted(self.configs, key=lambda config: small_groups and config.block_m > 64)
+        return [config for config in ranked if self.allowed(problem, config)]
+
+    def prepare(self, problem: Problem, *operands: Any) -> Call:
+        def call(config: Config) -> Call:
+            function = self.compiled(problem, config)
+            return Call(lambda: function(*operands))
+
+        # Most of a compilation happens outside Python's lock.
+        return self._sweep.best(problem, self.candidates(problem), call, workers=4)

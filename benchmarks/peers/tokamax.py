@@ -1,7 +1,5 @@
 """tokamax's ragged dot, its Mosaic-GPU and its Triton kernels, where it is installed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -10,8 +8,8 @@ import jax
 
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.inputs import abstract_operands
-from benchmarks.harness.peer import Call, Role, dimension_numbers, missing_module, without_gpu
-from benchmarks.peers.sweep import Sweep
+from benchmarks.harness.peer import dimension_numbers
+from benchmarks.peers.sweep import CompiledPeer
 
 
 @dataclass(frozen=True)
@@ -56,20 +54,6 @@ CONFIGS = (
 MOST_MOSAIC_GROUPS = 32
 
 
-def candidates(problem: Problem) -> list[Config]:
-    """The configurations that fit the problem, likely ones first."""
-
-    def allowed(config: Config) -> bool:
-        if config.implementation == "mosaic_gpu" and problem.groups > MOST_MOSAIC_GROUPS:
-            return False
-        return problem.contracting or problem.k % config.block_k == 0
-
-    # A tile much taller than a group is mostly wasted.
-    small_groups = not problem.contracting and problem.m <= 64 * problem.groups
-    ranked = sorted(CONFIGS, key=lambda config: small_groups and config.block_m > 64)
-    return [config for config in ranked if allowed(config)]
-
-
 @functools.cache
 def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
     """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
@@ -95,28 +79,15 @@ def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
     return jax.jit(product).lower(*abstract_operands(problem)).compile()
 
 
-class Tokamax:
+class Tokamax(CompiledPeer):
     """Transposed operands are copied by tokamax itself, and those copies are part of its time."""
 
     name = "tokamax"
-    role = Role.GROUPED
-    slow = False
+    needs = ("tokamax", "GPU")
+    configs = CONFIGS
+    compiled = staticmethod(compiled)
 
-    def __init__(self, sweep: int = 3, retune: bool = False):
-        """See `Sweep`."""
-        self._sweep = Sweep(self.name, sweep, retune)
-
-    def unavailable_reason(self) -> str | None:
-        """Whether tokamax or a GPU is missing."""
-        return missing_module("tokamax") or without_gpu()
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
-        """Compiles the candidates and keeps the fastest for this problem."""
-
-        def call(config: Config) -> Call:
-            function = compiled(problem, config)
-            return Call(lambda: function(lhs, rhs, group_sizes))
-
-        return self._sweep.best(problem, candidates(problem), call, workers=4)
+    def allowed(self, problem, config):
+        if config.implementation == "mosaic_gpu" and problem.groups > MOST_MOSAIC_GROUPS:
+            return False
+        return problem.contracting or problem.k % config.block_k == 0

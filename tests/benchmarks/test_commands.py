@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,13 @@ from benchmarks import (
     accumulate,
     data_parallel,
     expert_parallel,
-    expert_parallel_plots,
-    first_call,
     fp8_training,
     grouped_gemm,
-    host,
     memory,
     moe,
     muon,
+    optimizer,
     rank_k,
-    rows,
     run,
     targets,
     training,
@@ -30,7 +26,6 @@ from benchmarks import (
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 from benchmarks.harness import results_file
-from benchmarks.optimizer import __main__ as optimizer
 
 TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 
@@ -69,71 +64,42 @@ def test_data_parallel(dry_run):
 
 
 def test_ragged_products(dry_run, capsys):
-    found = dry_run(run.main, "--ops", "forward", "wgrad", "--variants", "--seed", "3")
+    found = dry_run(run.main, "--ops", "forward", "wgrad", "--seed", "3")
     assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
     for record in found.values():
         if record["op"] in ("forward", "wgrad"):
-            # Both passes, our configurations, and the peers that this machine lacks with a reason.
+            # Both passes, and the peers that this machine lacks with a reason.
             assert record["peers"]["stock"]["status"] == "measured"
             assert record["peers"]["quack"]["reason"] or record["peers"]["quack"]["us"]
-            assert record["peers"]["config0"]["status"] == "measured"
-    assert found["one_tile/first_call"]["peers"]["ours"]["run_s"] > 0
-    assert "one_tile/host/with_command_buffers" in found
     printed = capsys.readouterr().out
     assert "tiny/forward/random" in printed and "best grouped peer" in printed
 
 
-def test_choices_are_listed(capsys):
-    assert run.main(["--list"]) is None
-    assert "suite main" in capsys.readouterr().out
-
-
-def test_layers_over_devices(dry_run, tmp_path):
-    """Every strategy against the naive path, and a picture of the result."""
+def test_layers_over_devices(dry_run):
+    """Every strategy against the naive path, and what a call is made of."""
     options = "--devices", "2", "--strategies", "ours", "ragged"
     found = dry_run(expert_parallel.main, *options)
     assert set(found) == {"tiny/ep_forward", "tiny/ep_step"}
     for record in found.values():
         statuses = {name: peer["status"] for name, peer in record["peers"].items()}
         measured = dict.fromkeys(("ours", "ragged", "naive", "local"), "measured")
-        assert statuses == measured | {"one_update_a_peer": "skipped"}
+        assert statuses == measured
         assert 0 < record["fractions"]["ours"] and record["max_over_mean"] >= 1
     forward = found["tiny/ep_forward"]
     assert forward["links"]["all_gather"]["us"] > 0
-    parts = expert_parallel_plots.parts(forward, forward["links"])
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    from benchmarks import pictures
+
+    parts = pictures.parts(forward, forward["links"])
     whole = forward["peers"]["ours"]["median_us"] / 1e3
     assert sum(parts.values()) >= whole * 0.999
-
-    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
-    from benchmarks import plots
-
-    plots.main([str(tmp_path / "out.json")])
-    assert (tmp_path / "out_scaling.png").stat().st_size > 10_000
-
-
-def test_host(dry_run):
-    found = dry_run(host.main)
-    for record in found.values():
-        assert record["peers"]["ours"]["call_wall_us"] > 0
-    assert {x.rsplit("/", 1)[1] for x in found} == set(host.COMMAND_BUFFERS)
-
-
-def test_first_call(dry_run):
-    (record,) = dry_run(first_call.main).values()
-    times = record["peers"]["ours"]
-    assert times["import_s"] > 0 and times["first_call_s"] > times["second_call_s"] > 0
-
-
-def test_a_library_that_is_imported_already_is_not_timed():
-    with pytest.raises(RuntimeError, match="imported already"):
-        first_call.probe()
 
 
 def test_accumulate(dry_run):
     found = dry_run(accumulate.main)
     assert set(found) == {"tiny/wgrad_add/random", "tiny_fine/wgrad_add/random"}
     for record in found.values():
-        assert record["peers"]["ours_then_add"]["error"]["total"] > 0
+        assert record["peers"]["ours_then_add"]["error"]["total"] < 1e-5
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
 
@@ -141,7 +107,6 @@ def test_accumulate(dry_run):
 def test_optimizer(dry_run):
     found = dry_run(optimizer.main)
     assert set(found) == {
-        "tiny/program/bfloat16",
         *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
     }
     for record in found.values():
@@ -207,7 +172,6 @@ def test_symmetric_updates(dry_run):
     for record in found.values():
         assert "cublas_loop" in record["peers"]
         assert record["peers"]["symmetric"]["error"]["total"] < 0.01
-        assert record["peers"]["transposed"]["status"] == "measured"
     assert "A@A.T" in found["2x24x16/syrk"]["ratios"]
 
 
@@ -264,30 +228,3 @@ def test_memory_of_a_gpu_that_is_not_there(extension, tmp_path):
     (record,) = results["cases"]
     ours, stock = (record["peers"][name]["temporary_bytes"] for name in ("ours", "stock"))
     assert "H200" in record["compiled_for"] and ours < 2**20 < 2**34 < stock
-
-
-def test_balance(schedules, dry_run):
-    from benchmarks import balance  # needs the extension of the tests
-
-    dry_run(balance.main)
-    distributions = ["random", "zipf", "one_hot"]
-    results = balance.main(
-        ["--shapes", "qwen3_down", "--distributions", *distributions, "--draws", "1"]
-    )
-    found = {record["case"]: record for record in results["cases"]}
-    for distribution, in_turn_at_least in (("random", 1.03), ("zipf", 1.1)):
-        shares = found[f"qwen3_down/balance/{distribution}"]["imbalance"]
-        assert 1 <= shares["turns"] < 1.03 and in_turn_at_least < shares["in_turn"]
-        assert "cut" not in shares
-    shares = found["qwen3_down/balance/one_hot"]["imbalance"]
-    assert 1 <= shares["cut"] < 1.03 and shares["in_turn"] >= shares["turns"] > 2
-    steps = found["1x8192x8192/balance"]["busiest_steps"]
-    # About half of all tiles are needed.
-    assert 1.9 * steps["triangle"] < steps["all_tiles"] and math.isfinite(steps["triangle"])
-
-
-def test_rows(dry_run):
-    found = dry_run(rows.main)
-    assert set(found) == {f"tiny/{op}" for op in rows.OPS}
-    for record in found.values():
-        assert record["peers"]["xla"]["status"] == "measured"

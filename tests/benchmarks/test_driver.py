@@ -43,7 +43,8 @@ def fake_driver(path: Path, times: list[float], verdict: str = "ok") -> Path:
 )
 def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
     case = cases.Case(cases.SHAPES["dsv3_up"], ab.ALL_OPS[op], "random")
-    found_kind, label, groups, rows, *numbers = ab.problem_line(case).split()
+    line = ab.problem_line(op, case.shape, "random", seed=0)
+    found_kind, label, groups, rows, *numbers = line.split()
     assert (found_kind, label, groups, rows) == (kind, case.name, "8", "32768")
     assert list(map(int, numbers)) == [k, n, *case.group_sizes]
 
@@ -75,9 +76,10 @@ def test_two_builds_take_turns(tmp_path, capsys):
     ab.main(
         [*map(str, drivers), "--shapes", "tiny_fine", "--ops", "forward", "wgrad", "--rounds", "3"]
     )
-    forward, wgrad = capsys.readouterr().out.splitlines()
-    assert forward.startswith("tiny_fine/forward/random") and "ratio 1.500" in forward
-    assert wgrad.startswith("tiny_fine/wgrad/random") and "ratio 0.800" in wgrad
+    header, forward, wgrad = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == ["ratio", "range"]
+    assert forward.startswith("tiny_fine/forward/random") and " 1.500 " in forward
+    assert wgrad.startswith("tiny_fine/wgrad/random") and " 0.800 " in wgrad
 
 
 def test_a_wrong_result_is_no_time(tmp_path):

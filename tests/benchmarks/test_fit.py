@@ -95,11 +95,10 @@ def test_pairs_of_a_record():
         ("forward", "4x16x32x48", 3.0, 2.0, 5.0, "xla"),
         ("dgrad_f32", "4x16x32x48", 3.0, 4.0, None, "kernel"),
     ]
-    again = left | {"again": "dgrad_f32/0"}
     failed = ragged("forward") | {"peers": {"ours": peer(None, "failed")}}
     of_float32 = ragged("wgrad_f32", ours=1.0)  # of 16-bit operands into float32
     exact = ragged("forward", "float32", ours=1.0) | {"precision": "highest"}
-    assert pairs(again, failed, of_float32, exact) == []
+    assert pairs(failed, of_float32, exact) == []
     kernel = ragged("forward", "float32", ours=1.0) | {"precision": "default"}
     assert pairs(kernel, command=None) == [("forward_f32", "4x16x32x48", 1.0, None, None, "")]
     update = dict(groups=2, n=64, k=96)

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.harness import cases, check, cupti, measure, report, timing, xplane
-from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness import cases, check, measure, recorders, report, timing
 from benchmarks.harness.inputs import Inputs, abstract_operands
-from benchmarks.harness.peer import Call, NotOffered, Role
-from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role
+from benchmarks.harness.recorders import Activity, ClockRecorder, Sample, summarize
 
 
 def all_cases() -> list[cases.Case]:
@@ -155,24 +154,6 @@ def test_device_time_is_the_union_of_activities():
     assert Sample(1.0, None).parts(str) is None
 
 
-def test_activities_belong_to_the_window_they_start_in(rng):
-    skew = 100
-    windows = [Activity(1000 * i, 1000 * i + 600, "window") for i in range(1, 6)]
-    expected, activities = [], []
-    for i, window in enumerate(windows):
-        mine = [
-            # The device's clock may be early or late, by less than the skew that is allowed for.
-            Activity(window.start - 90, window.start + 50, f"early {i}"),
-            Activity(window.start + 300, window.start + 400, f"middle {i}"),
-            Activity(window.end + 90, window.end + 95, f"late {i}"),
-        ][: i % 4]
-        expected.append(mine)
-        activities += mine
-        activities.append(Activity(window.end + 200, window.end + 290, "flush"))
-    shuffled = [activities[i] for i in rng.permutation(len(activities))]
-    assert xplane.attribute(windows[::-1], shuffled, skew) == expected
-
-
 class Library:
     """Of which every function succeeds, and is noted."""
 
@@ -190,9 +171,9 @@ class Library:
 @pytest.mark.parametrize("stays", [False, True])
 def test_cupti_is_attached_once_or_for_each_case(stays, monkeypatch):
     library = Library()
-    monkeypatch.setattr(cupti, "_load_cupti", lambda: library)
-    monkeypatch.setattr(cupti.ctypes, "CDLL", lambda name: Library())
-    recorder = cupti.CuptiRecorder()
+    monkeypatch.setattr(recorders, "_load_cupti", lambda: library)
+    monkeypatch.setattr(recorders.ctypes, "CDLL", lambda name: Library())
+    recorder = recorders.CuptiRecorder()
     recorder.stays_attached = stays
     for _ in range(3):
         with recorder:
@@ -217,7 +198,7 @@ def test_cupti_records_are_decoded():
     }
     for record, activity in expected.items():
         buffer = ctypes.create_string_buffer(record, len(record))
-        assert cupti.read_activity(ctypes.addressof(buffer)) == activity
+        assert recorders.read_activity(ctypes.addressof(buffer)) == activity
 
 
 def test_ratios_are_taken_within_a_round():
@@ -245,7 +226,7 @@ def test_every_round_runs_every_call_once_and_the_first_is_dropped():
 
 
 @dataclasses.dataclass
-class FakePeer:
+class FakePeer(Peer):
     """A peer whose result is the reference's, distorted by `distort`."""
 
     name: str

@@ -12,16 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_grouped_gemm as jgg
 from benchmarks import cutlass, grouped_gemm, rank_k
 from benchmarks.harness import cases
 from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
-from benchmarks.harness.peer import NotOffered
 from benchmarks.peers import cutlass as cutlass_peers
-from benchmarks.peers import deep_gemm, quack, quack_moe, sweep, variants
-from benchmarks.peers.ours import Variant
-from benchmarks.peers.ours_fp8 import OursScaled
+from benchmarks.peers import quack, quack_moe, sweep
 
 
 def scaled_case(op: str, seed: int):
@@ -58,42 +54,6 @@ def test_rowwise_scales_use_the_whole_range(rng):
     np.testing.assert_allclose(dequantize(values, scales), x, rtol=2**-4, atol=0.01 * x.max())
 
 
-def test_rows_are_padded_for_deep_gemm():
-    sizes = np.array([3, 0, 130, 128])
-    positions, groups = deep_gemm.padded_rows(sizes)
-    assert len(positions) == sizes.sum() and len(groups) == 128 + 256 + 128
-    np.testing.assert_array_equal(groups[positions], np.repeat([0, 2, 3], [3, 130, 128]))
-    assert positions[0] == 0 and positions[3] == 128 and positions[133] == 384
-    # Every tile of 128 rows is of one group.
-    assert all(len(set(tile)) == 1 for tile in groups.reshape(-1, 128))
-
-
-@pytest.mark.parametrize("peer", [Variant, OursScaled])
-def test_variants_ask_for_their_configuration(peer, monkeypatch):
-    asked, use_tiles = [], jgg.use_tiles
-
-    def remembered(*, forward):
-        asked.append(forward)
-        return use_tiles(forward=forward)
-
-    case, inputs = scaled_case(FORWARD, 0)
-    operands, problem = inputs.operands(case), case.problem
-    if peer is Variant:
-        problem = cases.Case(case.shape, cases.OPS["forward_t"], "random").problem
-        operands = (operands[0].source, operands[1].source, operands[2])
-    monkeypatch.setattr(jgg, "use_tiles", remembered)
-    details = []
-    for index in range(variants.MOST):
-        try:
-            details.append(peer(index).prepare(problem, *operands).detail)
-        except NotOffered as reason:
-            assert f"{index} configurations" in str(reason)
-            break
-    # Several, each its own.
-    assert len(set(details)) == len(details) > 1
-    assert set(details) == set(map(str, asked))
-
-
 def test_the_reference_takes_any_scales(rng):
     case, inputs = scaled_case(FORWARD, 1)
     lhs, rhs, sizes = inputs.operands(case)
@@ -111,9 +71,9 @@ FLOAT32 = [update for update in rank_k.UPDATES.values() if update.dtype == "floa
 @pytest.mark.parametrize("update", FLOAT32, ids=lambda update: update.name)
 def test_updates_have_their_precision_wherever_they_are_called(update):
     """What is timed is called after, and outside, all that has prepared it."""
-    a, b = rank_k.operands(update, (2, 24, 16), 0)
+    a, b = (jnp.ones((2, 24, 16), update.dtype) for _ in "ab")
     functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
-    assert len(functions) > 3
+    assert len(functions) >= 3
     want = "HIGHEST" if update.precision == "highest" else "DEFAULT"
     for function in functions:
         assert want in str(jax.make_jaxpr(jax.jit(function))(a, b))
@@ -132,7 +92,6 @@ def test_every_kernel_of_cutlass_that_is_asked_for_is_compiled():
     compiled = set(re.findall(r'\{"(\w+)", \w+\}', (sources / "kernels.h").read_text()))
     asked = set(cutlass_peers.PRODUCTS.values())
     asked |= {name for names in cutlass_peers.UPDATES.values() for name in names.values()}
-    asked |= {f"gemm_sm90_{s}_{x}" for s in ("cooperative", "pingpong") for x in ("nn", "nt", "tn")}
     assert asked == compiled
 
 
@@ -167,7 +126,7 @@ class Tensor:
 def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, monkeypatch):
     kinds = "down", "gate_up_gradient"
     fastest = {kind: quack_moe.candidates(kind)[3] for kind in kinds}
-    asked, compiled = [], []
+    asked = []
 
     def function(kind: str, config: quack_moe.Config | None, *inputs: Tensor) -> list[Tensor]:
         asked.append(config)
@@ -187,7 +146,6 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         (gradient,) = product("gate_up_gradient", out, out)
         return gradient.value
 
-    monkeypatch.setattr(quack, "compile_ahead", lambda calls: compiled.append(len(list(calls))))
     monkeypatch.setattr(sweep, "_seconds", seconds)
     monkeypatch.setattr(quack_moe, "differ", lambda one, other: one.value != other.value)
     named = quack_moe.products(experts=4, m=64, d=32, f=16)
@@ -197,10 +155,10 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         swept = sweep.Sweep("imagined", limit, retune=False, directory=tmp_path)
         return quack_moe.tuned(swept, compose, of_kind, named)
 
-    assert tuned(limit=6) == fastest and compiled == [6, 6]
+    assert tuned(limit=6) == fastest
     kept = json.loads((tmp_path / "imagined_configs.json").read_text())
     assert set(kept) == {"down/4x64x16x32/bfloat16", "gate_up_gradient/4x64x32x16/bfloat16"}
     # A later run takes them as they are, beside the default to compare with.
     asked.clear()
-    assert tuned(limit=3) == fastest and compiled == [6, 6]
+    assert tuned(limit=3) == fastest
     assert set(asked) == {None, *fastest.values()}

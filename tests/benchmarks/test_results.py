@@ -9,8 +9,8 @@ import pytest
 from benchmarks.fp8 import quantizers
 from benchmarks.harness import measure, results_file
 from benchmarks.harness.bandwidth import moved_bytes
-from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.peer import Role
+from benchmarks.harness.recorders import Sample
 
 
 def fake_results(**us: list[float]) -> dict[str, measure.PeerResult]:

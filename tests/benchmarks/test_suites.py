@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import host
 from benchmarks.harness import cases, check, measure, results_file
 from benchmarks.harness.command import Command
-from benchmarks.harness.device_activity import Sample
-from benchmarks.harness.inputs import abstract_operands
 from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role
-from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.recorders import ClockRecorder, Sample
 from benchmarks.harness.session import Job
 from benchmarks.peers.sweep import Sweep
 
@@ -59,20 +56,6 @@ def test_a_sweep_keeps_the_fastest_and_remembers_it(tmp_path):
         retuned.best(other, tiles[:1], prepare)
     with pytest.raises(NotOffered):
         retuned.best(other, [], prepare)
-
-
-def test_a_chain_multiplies_as_often_as_it_says(rng):
-    problem = host.PROBLEM
-    lhs, rhs = (
-        jnp.asarray(rng.standard_normal(operand.shape) / 8, operand.dtype)
-        for operand in abstract_operands(problem)[:2]
-    )
-    sizes = jnp.array([problem.m // 2] * 2, jnp.int32)
-    expected = lhs
-    for _ in range(3):
-        expected = check.reference(problem, expected, rhs, sizes).astype(lhs.dtype)
-    result = host.chain(3, "xla")(lhs, rhs, sizes)
-    assert check.compare(result, expected.astype(jnp.float32)).acceptable(problem)
 
 
 class TwoKernels(ClockRecorder):

@@ -108,7 +108,7 @@ SKEWED = "h200_skew"
 )
 def test_labels_of_pictures_do_not_overlap(name):
     pytest.importorskip("matplotlib")
-    from benchmarks import pictures, plots
+    from benchmarks import pictures
 
     if name == SKEWED:
         # Cases that differ by their sizes alone, with names as long as they get.
@@ -117,10 +117,10 @@ def test_labels_of_pictures_do_not_overlap(name):
             if "bytes" in case:
                 case["peers"]["torch_grouped_mm"] = {"role": "grouped", "tflops": 1.0}
                 case["ratios"]["torch_grouped_mm"] = 1.0
-        figure = plots.relative_speed(results)
+        figure = pictures.relative_speed(results)
     else:
         figure = pictures.PICTURES[name]()
-    figure.set_dpi(plots.DPI)
+    figure.set_dpi(pictures.DPI)
     figure.canvas.draw()
     texts = [(legend, legend) for legend in figure.legends]
     if figure._suptitle:
@@ -137,7 +137,7 @@ def test_labels_of_pictures_do_not_overlap(name):
     boxes = [(text, each.get_window_extent()) for text, each in texts if text]
     for (one, box), (other, other_box) in itertools.combinations(boxes, 2):
         assert not box.overlaps(other_box), (one, other)
-    width, height = figure.get_size_inches() * plots.DPI
+    width, height = figure.get_size_inches() * pictures.DPI
     assert width <= 900
     for text, box in boxes:
         assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height, text

@@ -149,11 +149,6 @@ def test_numbers_that_are_no_ratios():
         found = record("h200/fp8_training/1") | {"loss_ratio": ratio, "steps": 400}
         verdict = judged("FP8 training", found | {"distribution": None})
         assert verdict.met is met and verdict.missing == ["h200/fp8_training/0"]
-    slope = {"wall_us": 12.0, "device_us": 4.0, "enqueue_us": 1.0, "call_enqueue_us": 45.0}
-    product = "host time a product inside a jitted call"
-    for longer, met in (({}, True), ({"wall_us": 15.0}, False), ({"enqueue_us": 11.0}, False)):
-        found = record("one_tile/host/with_command_buffers", slope | longer)
-        assert judged(product, found | {"distribution": None}).met is met
 
 
 def test_the_report_names_the_worst_case_every_miss_and_what_is_missing():

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks.soak.drawing import (
+from tests.stress.drawing import (
     Rng,
     Trial,
     flip,

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks.soak.drawing import (
+from jax_grouped_gemm import moe
+from tests.stress.drawing import (
     Rng,
     Trial,
     flip,
@@ -15,7 +16,6 @@ from benchmarks.soak.drawing import (
     side,
     sizes_and_offset,
 )
-from jax_grouped_gemm import moe
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp, oracle
 from tests.support import rows as rows_oracle

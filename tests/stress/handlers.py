@@ -1,9 +1,9 @@
 """Our custom calls with operands, results and attributes that do not fit.
 
-python -m benchmarks.soak.handlers --seed 0 --count 400
+python -m tests.stress.handlers --seed 0 --count 400
 
 Every call has to be refused with an error, or to run because it fits after all; none may touch
-memory that is not its own. compute-sanitizer says so of the ones that run: `benchmarks.soak` starts
+memory that is not its own. compute-sanitizer says so of the ones that run: `tests.stress` starts
 this module under it with `--sanitizer`. A process of its own, since an illegal access is the end of
 it: the line before names the call.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness.measure import first_line
 from benchmarks.harness.peer import on_gpu
-from benchmarks.soak.calls import Aval, FfiCall, random_operand, valid_calls
+from tests.stress.calls import Aval, FfiCall, random_operand, valid_calls
 
 THREADS = 8  # that compile
 # What an access to memory that is not ours looks like; nothing can run after it.
@@ -196,26 +195,18 @@ def summary(lines: list[dict[str, Any]], returncode: int) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints a line of JSON before and after each call."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak.handlers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.stress.handlers", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=400, help="calls that do not fit")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=THREADS, help="that compile")
-    parser.add_argument("--summary", action="store_true", help="print counts, not every call")
     options = parser.parse_args(arguments)
     # Of this process, since programs are compiled in threads of their own.
     jax.config.update("jax_enable_x64", True)
-    lines = []
     for line in attempts(options.seed, options.count, options.time_limit, options.threads):
-        lines.append(line)
-        if not options.summary:
-            print(json.dumps(line), flush=True)
+        print(json.dumps(line), flush=True)
         if "fatal" in line:
             break
-    if options.summary:
-        found = summary(lines, 0)
-        print(json.dumps(found, indent=1))
-        sys.exit(1 if found["failures"] else 0)
 
 
 if __name__ == "__main__":

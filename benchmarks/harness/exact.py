@@ -1,15 +1,13 @@
-"""Operands and float64 references of random shapes, without a program for each.
+"""Operands and float64 references of any shapes, without a program for each.
 
 XLA compiles a program for every shape; PyTorch's kernels take any. So operands are drawn and
 results are judged by PyTorch on the GPU. Elsewhere, and without PyTorch, NumPy does the same: what
 is written here holds for arrays of both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,13 +16,12 @@ import numpy as np
 
 from benchmarks.harness.cases import Problem, row_ranges
 from benchmarks.harness.check import Error
-from benchmarks.harness.peer import as_torch, on_gpu
+from benchmarks.harness.peer import Call, as_torch, on_gpu
 
 NAN_BYTE = 0xFF  # of every byte of a NaN, in all formats
 
 
 def by_torch() -> bool:
-    """Whether PyTorch computes, on the GPU."""
     return on_gpu() and importlib.util.find_spec("torch") is not None
 
 
@@ -89,6 +86,22 @@ def poison(result: Any) -> None:
         raise RuntimeError(f"CUDA driver errors {statuses} while filling results with NaN")
 
 
+def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
+    """A judge: the result of a run into memory that was filled with NaN, where that is possible."""
+
+    def judge(call: Call) -> tuple[Error, bool]:
+        first = call.run()
+        call.wait(first)
+        poison(first)
+        del first
+        result = call.run()
+        call.wait(result)
+        error = measure(call.to_jax(result))
+        return error, is_good(error, call)
+
+    return judge
+
+
 def ragged_product(problem: Problem, lhs: Any, rhs: Any, sizes: np.ndarray) -> Any:
     """The product of a group's rows and its matrix, or of both operands' rows, group by group."""
     lhs, rhs = wide(lhs), wide(rhs)
@@ -127,7 +140,8 @@ def triangles(a: Any, b: Any | None) -> Any:
 
 
 def triangle_error(out: Any, exact: Any) -> Error:
-    """As `rank_k.triangle_error`: a short row's error is relative to a typical one at least."""
+    """Of the lower triangles. A short row may cancel, so its error is relative to a typical row of
+    its length at least."""
     n = exact.shape[-1]
     difference = abs(_module(exact).tril(wide(out)) - exact)
     squares = (abs(exact) ** 2).sum(-1)
@@ -140,7 +154,6 @@ def triangle_error(out: Any, exact: Any) -> Error:
 
 
 def list_products(lhs: Sequence[Any], rhs: Sequence[Any]) -> list[Any]:
-    """One after the other."""
     return [wide(a) @ wide(b) for a, b in zip(lhs, rhs, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The soak benchmark's own logic, with the reference and without a GPU."""
+"""The stress test's own logic, with the reference and without a GPU."""
 
 import dataclasses
 import json
@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.soak import __main__ as command
-from benchmarks.soak import calls, exports, handlers, sanitizer
-from benchmarks.soak.products import Program, run_again
-from benchmarks.soak.surroundings import SURROUNDINGS
-from benchmarks.soak.trials import IN_TURN, trial
+from tests.stress import __main__ as command
+from tests.stress import calls, handlers, sanitizer
+from tests.stress.products import Program, run_again
+from tests.stress.surroundings import SURROUNDINGS
+from tests.stress.trials import IN_TURN, trial
 
 
 def program(number: int, seed: int) -> Program:
@@ -121,46 +121,29 @@ def test_what_handlers_did_is_summed_up():
 
 
 @pytest.mark.usefixtures("extension")
-@pytest.mark.plans_as_users_get_them
-def test_exported_programs_call_our_targets():
-    assert exports.check()["failures"] == []
-
-
-@pytest.mark.usefixtures("extension")
-def test_exported_programs_get_targets_of_another_version():
-    for exported in exports.exported_products().values():
-        other, targets = exports.in_another_version(exported)
-        assert targets
-        text = other.mlir_module()
-        for target in targets:
-            assert target in text
-            assert target not in exported.mlir_module()
-
-
-@pytest.mark.usefixtures("extension")
-def test_all_parts_on_any_machine(tmp_path, capsys, rng):
-    output = tmp_path / "soak.json"
-    arguments = ["--dry-run", "--commit", "abc", "--seed", str(rng.integers(2**31))]
-    command.main([*arguments, "--output", str(output)])
-    results = json.loads(output.read_text())
-    assert results["not_measured"] == []
-    found = {case["op"]: case for case in results["cases"]}
-    assert list(found) == ["products", *SURROUNDINGS, "handlers", "exports"]
-    assert all(case["failures"] == [] for case in found.values())
-    counts = {op: case["counts"] for op, case in found.items()}
-    assert counts["products"]["products"] == 42
-    assert sum(counts["products"]["programs_by_family"].values()) == len(IN_TURN)
+def test_all_parts_on_any_machine(capsys, rng):
+    found = command.main(["--dry-run", "--seed", str(rng.integers(2**31))])
+    assert list(found) == ["products", *SURROUNDINGS, "handlers"]
+    assert all(part["failures"] == [] for part in found.values())
+    assert found["products"]["products"] == 42
+    assert sum(found["products"]["programs_by_family"].values()) == len(IN_TURN)
     for name in SURROUNDINGS:
-        assert counts[name]["products"] > 0, name
-    assert counts["handlers"]["calls"] >= 30
-    assert counts["exports"]["programs"] == 5
-    assert "threads" in capsys.readouterr().out
+        assert found[name]["products"] > 0, name
+    assert found["handlers"]["calls"] >= 30
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["part"] for line in lines] == list(found)
 
 
-def test_a_failure_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(exports, "check", lambda: {"programs": 1, "failures": ["it ran"]})
-    with pytest.raises(SystemExit, match="1 failures"):
-        command.main(["--dry-run", "--only", "exports"])
+@pytest.mark.parametrize("said", ["it ran", RuntimeError("no such thing")])
+def test_a_failure_ends_with_an_error(said, monkeypatch):
+    def call(options):
+        if isinstance(said, Exception):
+            raise said
+        return {"failures": [said]}
+
+    monkeypatch.setattr(command, "call_handlers", call)
+    with pytest.raises(SystemExit, match=f"1 failures.*{said}"):
+        command.main(["--dry-run", "--only", "handlers"])
 
 
 def test_random_operands_have_the_shape_and_dtype(rng):
@@ -189,30 +172,29 @@ sys.exit(86 if errors else 0)
 
 
 @pytest.mark.parametrize("errors", [0, 2, -1])
-def test_only_the_handlers_run_under_a_sanitizer(errors, tmp_path, monkeypatch):
+def test_only_the_handlers_run_under_a_sanitizer(errors, tmp_path, monkeypatch, capsys):
     """A program in its place says what it was given; -1 is one that has no summary."""
     program = tmp_path / "compute-sanitizer"
     program.write_text(SANITIZER)
     program.chmod(0o755)
-    output, seen = tmp_path / "soak.json", tmp_path / "seen.json"
+    seen = tmp_path / "seen.json"
     monkeypatch.setenv("SEEN", str(seen))
     monkeypatch.setenv("ERRORS", str(errors))
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    run = ["--sanitizer", "memcheck", "--commit", "abc", "--output", str(output)]
     if errors:
         with pytest.raises(SystemExit, match="failures"):
-            command.main(run)
+            command.main(["--sanitizer", "memcheck"])
     else:
-        command.main(run)
-    (case,) = json.loads(output.read_text())["cases"]
-    assert case["op"] == "handlers" and case["counts"]["ran"] == 1
-    assert case["counts"]["sanitizer_errors"] == (None if errors < 0 else errors)
-    assert any("Invalid __global__ read" in x for x in case["failures"]) == (errors > 0)
-    assert any("no summary" in x for x in case["failures"]) == (errors < 0)
+        command.main(["--sanitizer", "memcheck"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["part"] == "handlers" and found["ran"] == 1
+    assert found["sanitizer_errors"] == (None if errors < 0 else errors)
+    assert any("Invalid __global__ read" in x for x in found["failures"]) == (errors > 0)
+    assert any("no summary" in x for x in found["failures"]) == (errors < 0)
     arguments, environment = json.loads(seen.read_text())
     assert arguments[:2] == ["--tool", "memcheck"]
-    assert arguments[-2:] == ["--threads", "1"] and "benchmarks.soak.handlers" in arguments
+    assert arguments[-2:] == ["--threads", "1"] and "tests.stress.handlers" in arguments
     assert int(arguments[arguments.index("--count") + 1]) <= sanitizer.MISFITS
     assert environment["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"
     assert environment["XLA_FLAGS"].split() == [
@@ -221,10 +203,10 @@ def test_only_the_handlers_run_under_a_sanitizer(errors, tmp_path, monkeypatch):
     ]
 
 
-def test_without_a_sanitizer_nothing_is_said_to_be_clean(tmp_path, monkeypatch):
+def test_without_a_sanitizer_nothing_is_said_to_be_clean(monkeypatch):
     monkeypatch.setattr(sanitizer.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match="compute-sanitizer is not installed"):
-        command.main(["--sanitizer", "racecheck", "--commit", "abc"])
+        command.main(["--sanitizer", "racecheck"])
 
 
 @pytest.mark.usefixtures("extension")

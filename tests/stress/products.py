@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.soak.drawing import Trial
-from benchmarks.soak.trials import trial
+from tests.stress.drawing import Trial
+from tests.stress.trials import trial
 
 THREADS = 8  # that trace, compile and judge
 # Of the time for products, what may pass before no further program is compiled.
@@ -112,25 +112,20 @@ class Products:
     repeated: int = 0
 
     def record(self) -> dict[str, Any]:
-        """The counts, by family too."""
-        by_family: collections.Counter[str] = collections.Counter()
-        for program in self.programs:
-            by_family[program.family] += 1
+        """The counts, by family too, and the failures."""
+        by_family = collections.Counter(program.family for program in self.programs)
         return {
             "products": self.judged + self.repeated,
             "judged_in_float64": self.judged,
             "compared_with_the_first_run": self.repeated,
             "programs": len(self.programs),
             "programs_by_family": dict(sorted(by_family.items())),
+            "failures": self.failures(),
         }
 
     def failures(self) -> list[str]:
         """Of all programs."""
         return [failure for program in self.programs for failure in program.failures]
-
-    def witnesses(self, count: int) -> list[Program]:
-        """A few programs of different families that may run in other surroundings."""
-        return self.programs[:count]
 
 
 def soak(

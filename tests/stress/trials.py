@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.soak.drawing import Trial
-from benchmarks.soak.fp8_trials import fp8_training, scaled, scaled_gradient
-from benchmarks.soak.list_trials import list_of_products, symmetric_update
-from benchmarks.soak.ragged_trials import accumulate, expert_mlp, gradient, moved_rows, ragged
+from tests.stress.drawing import Trial
+from tests.stress.fp8_trials import fp8_training, scaled, scaled_gradient
+from tests.stress.list_trials import list_of_products, symmetric_update
+from tests.stress.ragged_trials import accumulate, expert_mlp, gradient, moved_rows, ragged
 
 # How many of each come in a row of trials.
 FAMILIES_OF_TRIALS = (

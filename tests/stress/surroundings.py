@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.measure import first_line
 from benchmarks.harness.peer import on_gpu
-from benchmarks.soak.products import Program, run_again
+from tests.stress.products import Program, run_again
 
 Counts = dict[str, Any]
 ALL_RUNS = 3  # of every program in threads, little memory and company
@@ -175,7 +175,7 @@ def company(programs: Sequence[Program]) -> Counts:
         if name not in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     }
     environment["XLA_CLIENT_MEM_FRACTION"] = NEIGHBOR_MEMORY
-    command = [sys.executable, "-m", "benchmarks.soak.neighbor"]
+    command = [sys.executable, "-m", "tests.stress.neighbor"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as neighbor:

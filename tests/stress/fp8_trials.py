@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks.soak.drawing import Rng, Trial, flip, pick, shape_of_product, sizes_and_offset
+from tests.stress.drawing import Rng, Trial, flip, pick, shape_of_product, sizes_and_offset
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import BF16, E4M3, E5M2, F16, F32

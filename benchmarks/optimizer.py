@@ -1,0 +1,268 @@
+"""Steps of optimisers that write FP8 weights, next to Optax's with a copy or a pass more.
+
+python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
+
+The weights are those of a layer's experts, float32, as many experts as --parameters allow: what a
+parameter costs does not depend on their number. All steps are in place. Peers of `adamw`:
+
+- `ours`: one kernel for each stack of matrices writes moments, weights and FP8.
+- `optax_copy`: `optax.adamw`, and a copy of the new weights in bfloat16.
+- `optax_quantize`: `optax.adamw`, and `quantize_mlp` of the new weights.
+- `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
+- `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
+
+In `apply`, updates are given: `ours` adds and quantises, and `xla_copy` adds and makes a copy in
+bfloat16. `copy` is the speed of memory.
+"""
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jax_grouped_gemm as jgg
+from benchmarks.fp8.quantizers import differing_share
+from benchmarks.harness import check
+from benchmarks.harness.bandwidth import Bandwidth, copy_call
+from benchmarks.harness.command import Command, add_choices
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
+from benchmarks.harness.session import Job, Session
+from benchmarks.moe import LAYERS, TINY, Layer
+from jax_grouped_gemm import optim
+
+ADAMW, APPLY = "adamw", "apply"
+OPS = (ADAMW, APPLY)
+GRADIENTS = ("bfloat16", "float32")
+RATE = 1e-3
+# Weights are about one, and one step differs by rounding alone.
+TOLERANCE = 1e-6
+
+Params = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a compiled program depends on."""
+
+    layer: Layer
+    op: str
+    gradients: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.name}/{self.op}/{self.gradients}"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        e, d, f = self.layer.experts, self.layer.embed, self.layer.hidden
+        return dict(wi_0=(e, d, f), wi_1=(e, d, f), wo=(e, f, d))
+
+    @property
+    def parameters(self) -> int:
+        return 3 * self.layer.experts * self.layer.embed * self.layer.hidden
+
+    def random(self, seed: int, dtype: str = "float32") -> Params:
+        keys = jax.random.split(jax.random.key(seed), len(self.shapes))
+        return {
+            name: jax.random.normal(key, shape, dtype)
+            for key, (name, shape) in zip(keys, self.shapes.items(), strict=True)
+        }
+
+
+@dataclasses.dataclass
+class Step:
+    """One way to take a step.
+
+    Attributes:
+      start: of the parameters, gives what changes from step to step.
+      step: of what changes and the gradients, the same after the step.
+      masters: of what changes, the float32 weights.
+      quantized: of what changes, the FP8 weights, or None.
+    """
+
+    start: Callable[[Params], Any]
+    step: Callable[[Any, Params], Any]
+    masters: Callable[[Any], Params] = lambda state: state[0]
+    quantized: Callable[[Any], Any] = lambda state: None
+
+
+def of_optimizer(optimizer: optim.Optimizer, dtype: str = "float32") -> Step:
+    """One of ours, for parameters of `dtype`."""
+
+    def start(params):
+        # A copy, since steps are in place.
+        params = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), params)
+        return params, jax.jit(optimizer.init)(params)
+
+    return Step(
+        start,
+        lambda state, gradients: optimizer.step(state[0], gradients, state[1]),
+        lambda state: state[0] if dtype == "float32" else state[1].master,
+        lambda state: state[1].quantized,
+    )
+
+
+def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: bool) -> Step:
+    """Optax's, and what `form` makes of the new weights."""
+
+    def start(params):
+        params = jax.tree.map(jnp.copy, params)
+        return params, transformation.init(params), jax.jit(form)(params)
+
+    def step(state, gradients):
+        params, inner, _ = state
+        # In bfloat16, Optax would square them in bfloat16. XLA converts on the way.
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+        updates, inner = transformation.update(wide, inner, params)
+        params = optax.apply_updates(params, updates)
+        return params, inner, form(params)
+
+    return Step(start, step, quantized=lambda state: state[2] if is_quantized else None)
+
+
+def bfloat16_copy(params: Params) -> Params:
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+
+def quantize(params: Params) -> Any:
+    return jgg.quantize_mlp(**params, implementation=pinned_implementation())
+
+
+def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
+    pinned = dict(implementation=pinned_implementation())
+    if problem.op == APPLY:
+        identity = optax.identity()
+        return {
+            "ours": (Role.OURS, of_optimizer(optim.quantized(identity, **pinned))),
+            "xla_copy": (Role.GROUPED, of_optax(identity, bfloat16_copy, False)),
+        }
+    adamw, ours = optax.adamw(RATE), optim.adamw(RATE, **pinned)
+    return {
+        "ours": (Role.OURS, of_optimizer(ours)),
+        "optax_copy": (Role.GROUPED, of_optax(adamw, bfloat16_copy, False)),
+        "optax_quantize": (Role.GROUPED, of_optax(adamw, quantize, True)),
+        "ours_optax": (Role.VARIANT, of_optimizer(optim.quantized(adamw, **pinned))),
+        "ours_copy": (Role.VARIANT, of_optimizer(ours, "bfloat16")),
+    }
+
+
+@jax.jit
+def _largest_difference(found: Params, expected: Params) -> jax.Array:
+    differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), found, expected)
+    return jnp.max(jnp.stack(jax.tree.leaves(differences)))
+
+
+class Running(Call):
+    """Steps one after the other, each in place of the one before. The first is looked at."""
+
+    def __init__(self, step: Step, params: Params, gradients: Params, expected: Params | None):
+        super().__init__(self._step)
+        self._compiled = jax.jit(step.step, donate_argnums=0)
+        self._gradients = gradients
+        self._state = self._compiled(step.start(params), gradients)
+        masters, quantized = step.masters(self._state), step.quantized(self._state)
+        self.error = 0.0
+        if expected is not None:
+            self.error = float(_largest_difference(masters, expected))
+        if quantized is not None:
+            pair = (jax.tree.leaves(x) for x in (quantized, jax.jit(quantize)(masters)))
+            self.error = float("inf") if differing_share(*pair) > 0 else self.error
+
+    def _step(self) -> Any:
+        self._state = self._compiled(self._state, self._gradients)
+        return self._state
+
+    def wait(self, result: Any) -> None:
+        # Of earlier results, nothing is left.
+        jax.block_until_ready(self._state)
+
+
+class StepPeer(Peer):
+    """One of `steps`, all of which need our package."""
+
+    def __init__(self, name: str, role: Role, step: Step):
+        self.name, self.role, self._step = name, role, step
+
+    def prepare(self, problem, params, gradients, expected):
+        """Takes the first step. Parameters in 16 bits are other ones, and have no judge."""
+        is_judged = self.name != "ours_copy"
+        return Running(self._step, params, gradients, expected if is_judged else None)
+
+
+def work(problem: Problem, seed: int) -> Workload:
+    """A step, judged by Optax's weights after it and by the bits of FP8."""
+    params, given = problem.random(seed), problem.random(seed + 1, problem.gradients)
+    expected = of_optax(
+        optax.identity() if problem.op == APPLY else optax.adamw(RATE), lambda params: None, False
+    )
+
+    @jax.jit
+    def once(params, given):
+        return expected.step(expected.start(params), given)[0]
+
+    # With FP8 weights both ways round.
+    moments = 0 if problem.op == APPLY else 8
+    written = moments + 4 + 2
+    traffic = jnp.dtype(problem.gradients).itemsize + moments + 4 + written
+    return Workload(
+        problem.name,
+        problem,
+        (params, given, once(params, given)),
+        lambda call: (check.Error(call.error), call.error <= TOLERANCE),
+        description={
+            "shape": dataclasses.asdict(problem.layer),
+            "op": problem.op,
+            "parameters": problem.parameters,
+            "dtype": problem.gradients,
+        },
+        flops=0,
+        bytes=traffic * problem.parameters,
+        written_bytes=written * problem.parameters,
+        seed=seed,
+    )
+
+
+def fitting(layer: Layer, parameters: float) -> Layer:
+    """The layer with as many experts as have no more parameters than that."""
+    most = int(parameters // (3 * layer.embed * layer.hidden))
+    return dataclasses.replace(layer, experts=max(1, min(layer.experts, most)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_choices(parser, "--layers", LAYERS)
+    add_choices(parser, "--ops", OPS)
+    add_choices(parser, "--gradients", GRADIENTS)
+    parser.add_argument(
+        "--parameters", type=float, default=3.1e8, help="of all experts of a step, at most"
+    )
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    def measure(problem: Problem) -> dict:
+        compared = [StepPeer(name, *of) for name, of in steps(problem).items()]
+        compared.append(Bandwidth("copy", copy_call))
+        return session.compare(work(problem, options.seed), compared, host=False)
+
+    layers = [TINY] if options.dry_run else map(LAYERS.get, options.layers)
+    problems = [
+        Problem(fitting(layer, options.parameters), op, gradients)
+        for layer in layers
+        for op in options.ops
+        for gradients in options.gradients
+    ]
+    return [Job(problem.name, functools.partial(measure, problem)) for problem in problems]
+
+
+COMMAND = Command(
+    "benchmarks.optimizer", __doc__, jobs, add_arguments=add_arguments, time_limit=600
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Steps of optimisers that write FP8 weights."""
