@@ -359,11 +359,9 @@ def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
 
 
 def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
-    if problem.operands.bo is None and _has_few_rows(problem):
-        return ""
-    if problem.operands.bo is not None and _may_take_few_rows(problem):
-        return ""
-    return "the ragged product has a kernel for groups of so many rows"
+    has_bias = problem.operands.bo is not None
+    few_rows = _may_take_few_rows(problem) if has_bias else _has_few_rows(problem)
+    return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
 
 
 def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:

@@ -24,6 +24,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
     evaluate_as_jax,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.meshes import as_sharded
 from jax_grouped_gemm._src.plan import current_tiles
@@ -44,6 +45,7 @@ def ragged_dot(
     *,
     transpose_rhs: bool = False,
     implementation: Implementation = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n]: each group of rows times its own matrix.
 
@@ -76,16 +78,21 @@ def ragged_dot(
       transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
+      batch_invariant: whether a row of the result, and of the gradient of `lhs`, has the same bits
+        whatever other rows are in the call and however many, see `batch_invariant` (the context).
+        A program for a GPU that no kernel can run then raises.
 
     Returns:
       [m, n].
 
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape, as for `jax.lax.ragged_dot`.
-      ValueError: `implementation`, `precision` or `out_sharding` is invalid.
-      NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
-        function is lowered, with the reason.
+      ValueError: `implementation`, `precision` or `out_sharding` is invalid; or `batch_invariant`
+        with "xla", with one scale for all rows, or with a tile of `use_tiles` that cuts sums.
+      NotImplementedError: `implementation="cuda"` or `batch_invariant` and the kernels cannot run
+        this; raised when the function is lowered, with the reason.
     """
+    implementation = with_invariance("ragged_dot", implementation, batch_invariant)
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     if isinstance(rhs, QuantizedArray):
         options: dict[str, Any] = dict(
