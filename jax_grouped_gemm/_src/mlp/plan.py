@@ -121,9 +121,7 @@ GRADIENT_KERNELS = (
 """The table for gradients of hidden layers."""
 
 PAIRED_KERNELS = (
-    TiledKernel(
-        tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step"), in_order=always
-    ),
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step"), in_order=always),
 )
 """The table for two products in one launch."""
 

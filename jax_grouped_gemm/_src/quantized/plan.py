@@ -175,9 +175,7 @@ def dequantized_reason(
     return ""
 
 
-def plan_packed(
-    problem: PackedProblem, target: Target, implementation: Any
-) -> Plan[PackedProblem]:
+def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
     """The plan of a product that a kernel computes."""
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
