@@ -10,6 +10,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 
+pytestmark = pytest.mark.plans_as_users_get_them
+
 BF16, F32 = jnp.bfloat16, jnp.float32
 MANY = 8192
 COUNTS = (1, 16, 129, 1024, MANY)

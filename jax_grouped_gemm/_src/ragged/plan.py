@@ -14,6 +14,7 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
+from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
@@ -90,9 +91,14 @@ class Candidates(Generic[R]):
 def check_tile(
     candidates_of: Callable[..., Candidates[Any]], avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
-    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product."""
-    if params.get("tile") is not None:
-        candidates_of(avals, params).with_tile(params["tile"], params["implementation"])
+    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product, or
+    if it cannot be batch invariant and is to be."""
+    tile, implementation = params.get("tile"), params["implementation"]
+    if tile is None and not is_invariant(implementation):
+        return
+    candidates = candidates_of(avals, params)
+    if tile is not None:
+        candidates.with_tile(tile, implementation)
 
 
 def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
