@@ -8,7 +8,8 @@ are sorted already, `quack_tuned` with the configurations that `benchmarks.tune_
 be fastest. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
 quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
 each call, as in a step of one microbatch. With `--tokens`, layers of few tokens, as in decoding:
-only visited experts count as read. Parts are the kernels' times, summed up by what they do.
+only visited experts count as read. With `--batch-invariant`, `ours_batch_invariant` is `ours` with
+that argument, whose price this is. Parts are the kernels' times, summed up by what they do.
 """
 
 from __future__ import annotations
@@ -87,14 +88,15 @@ class Problem:
 Run = Callable[..., tuple[jax.Array, ...]]
 
 
-def layer_function(problem: Problem, implementation: object) -> Run:
-    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients."""
+def layer_function(problem: Problem, implementation: object, **more: object) -> Run:
+    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients; `more` are
+    arguments of the layer."""
 
     def forward(experts, options, x, weights, *matrices):
         # The layer takes no more of the logits than their shape.
         logits = jnp.zeros((*experts.shape[:-1], problem.layer.experts), jnp.float32)
         routing = moe.Routing(logits, experts, weights)
-        options = dict(implementation=implementation) | options
+        options = dict(implementation=implementation) | more | options
         return moe.dropless_mlp(x, routing, *matrices, **options)
 
     def run(x, experts, weights, wi_0, wi_1, wo, dy, **options):
@@ -130,19 +132,30 @@ def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
-def peers(problem: Problem, stock: bool, recipes: Sequence[str] = (), sweep: int = 3) -> list[Peer]:
+def peers(
+    problem: Problem,
+    stock: bool,
+    recipes: Sequence[str] = (),
+    sweep: int = 3,
+    batch_invariant: bool = False,
+) -> list[Peer]:
     """The fused layer, the composition of our products, QuACK's kernels, JAX's own product, and
     layers in FP8; `sweep`: see `QuackLayer`."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
-    def ours(name: str, role: Role, implementation: object) -> Peer:
-        function = layer_function(problem, implementation)
+    def ours(name: str, role: Role, implementation: object, **options: object) -> Peer:
+        function = layer_function(problem, implementation, **options)
         return JaxPeer(name, role, function, kernels_unavailable_reason, part_of=part_of)
 
     return [
         ours("ours", Role.OURS, implementation),
         ours("ours_unfused", Role.VARIANT, products),
+        *(
+            [ours("ours_batch_invariant", Role.VARIANT, implementation, batch_invariant=True)]
+            if batch_invariant
+            else []
+        ),
         QuackLayer(tuned=False),
         QuackLayer(tuned=True, sweep=sweep),
         *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if stock else []),
@@ -260,6 +273,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"layers in FP8 too, with weights quantised before and in each call: {[*RECIPES]}",
     )
     parser.add_argument(
+        "--batch-invariant", action="store_true", help="the layer with batch_invariant=True too"
+    )
+    parser.add_argument(
         "--sweep",
         type=int,
         default=3,
@@ -285,7 +301,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def measure(problem: Problem) -> dict:
         of_layer = inputs.of(problem.layer)
-        compared = peers(problem, options.stock, options.recipe, options.sweep)
+        more = options.sweep, options.batch_invariant
+        compared = peers(problem, options.stock, options.recipe, *more)
         record = session.compare(work(problem, of_layer, options.seed), compared)
         for peer in compared:
             if (size := temporary_bytes(peer, of_layer)) is not None:
