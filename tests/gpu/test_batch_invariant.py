@@ -1,14 +1,19 @@
 """Batch invariance on the GPU: the bits of a row alone, and among any number of others."""
 
 import functools
+import os
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import pytest
+# Multicast memory is not everybody's to use on a shared host.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
-import jax_grouped_gemm as jgg
-from jax_grouped_gemm import moe
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from jax.sharding import AxisType, Mesh  # noqa: E402
+
+import jax_grouped_gemm as jgg  # noqa: E402
+from jax_grouped_gemm import moe  # noqa: E402
 
 pytestmark = pytest.mark.plans_as_users_get_them
 
@@ -85,7 +90,7 @@ def layer_of(matrices, with_gradient=True, **options):
     num_experts = matrices[0].shape[0]
 
     @jax.jit
-    def layer(x, experts, weights, dy):
+    def layer(matrices, x, experts, weights, dy):
         logits = jnp.zeros((x.shape[0], num_experts), F32)
 
         def of(x):
@@ -97,7 +102,7 @@ def layer_of(matrices, with_gradient=True, **options):
         y, vjp = jax.vjp(of, x)
         return y, *vjp(dy)
 
-    return layer
+    return functools.partial(layer, matrices)
 
 
 @pytest.mark.parametrize("with_gradient", [False, True], ids=["forward", "training"])
@@ -245,3 +250,34 @@ def test_a_program(rng):
     whole = of(MANY)
     for count in COUNTS:
         assert_same(of(count), whole[:count], f"{count} rows")
+
+
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("name", ["qwen3", "mixtral"])
+def test_over_devices(name, recipe, rng):
+    """A token has the bits of one device, alone and among others, on as many as there are."""
+    x, experts, weights, dy, matrices = operands(rng, name)
+    e = LAYERS[name][2]
+    given = x[:1024], experts[:1024], weights[:1024], dy[:1024]
+    expected = layer_of(matrices, recipe=recipe)(*given)
+    for count in (1, 2, 4, 8):
+        if count > len(jax.devices("cuda")):
+            break
+        devices = np.array(jax.devices("cuda")[:count])
+        mesh = Mesh(devices, ("expert",), axis_types=(AxisType.Auto,))
+        options = dict(recipe=recipe, batch_invariant=True)
+        run = moe.expert_parallel(mesh, expert_axis="expert", **options)
+
+        @jax.jit
+        def layer(matrices, x, experts, weights, dy, run=run):
+            def of(x):
+                routing = moe.Routing(jnp.zeros((x.shape[0], e), F32), experts, weights)
+                return run(x, routing, *matrices)[0]
+
+            y, vjp = jax.vjp(of, x)
+            return y, *vjp(dy)
+
+        for tokens in (8, 1024):
+            got = layer(matrices, *(a[:tokens] for a in given))
+            for what, one, other in zip(("y", "dx"), got, expected, strict=True):
+                assert_same(one, other[:tokens], f"{what} of {tokens} tokens on {count} devices")
