@@ -116,6 +116,16 @@ def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Arra
             )
 
 
+def check_ranks(**operands: tuple[jax.Array, int]) -> None:
+    """Raises a `TypeError` unless each operand has as many dimensions as it should."""
+    for name, (x, rank) in operands.items():
+        if x.ndim != rank:
+            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
+            raise TypeError(
+                f"{name} must have {dimensions}, got {jax.typeof(x)}; jax.vmap adds others"
+            )
+
+
 def checked_int(name: str, value: int) -> int:
     """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
     if isinstance(value, bool | np.bool_) or not (

@@ -298,7 +298,7 @@ class Op:
 
     def _lower(self, ctx, function, operands):
         lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
-        return lower(_with_own_functions(ctx), *operands)
+        return lower(lowering.with_own_functions(ctx), *operands)
 
     def _lower_reference(self, ctx, operands, **params):
         planned = "implementation", *self.planned
@@ -371,27 +371,6 @@ def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
     except RuntimeError:  # this machine has no device of that platform
         backend = context.backend
     return backend.devices()[0] if backend else None
-
-
-def _with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
-    """`ctx` for some of a program's platforms, with lowered functions that only they share.
-
-    JAX lowers a function inside `jax.jit` once a program. It does not look at the platforms that a
-    rule is for, so the program's CPU would run what a rule for CUDA had lowered for the GPU.
-
-    Raises:
-      NotImplementedError: this release of JAX keeps lowered functions elsewhere.
-    """
-    module = ctx.module_context
-    if ctx.platforms is None or len(ctx.platforms) == len(module.platforms):
-        return ctx
-    if not hasattr(module, "cached_primitive_lowerings"):
-        raise NotImplementedError(
-            f"Lowering for several platforms ({', '.join(module.platforms)}) is not implemented "
-            f"for JAX {jax.__version__}; lower or export for one platform at a time."
-        )
-    functions = module.cached_primitive_lowerings.setdefault((Op, *ctx.platforms), {})
-    return ctx.replace(module_context=module.replace(cached_primitive_lowerings=functions))
 
 
 @functools.lru_cache(maxsize=1024)

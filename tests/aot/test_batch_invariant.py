@@ -65,3 +65,12 @@ def test_layers_have_the_same_attributes_but_for_kernels_of_one_order():
     assert of_products[1] == of_products[16] and of_products[129] == of_products[8192]
     assert {call[0] for call in of_products[1]} == {"few_rows_dot"}
     assert not any('"stream_k"' in call for every in of_products.values() for call in every)
+
+
+def test_what_no_kernel_runs_is_refused():
+    """Where XLA would compute it on a GPU."""
+    operands = array(8, 16, dtype=jnp.int32), array(2, 16, 8, dtype=jnp.int32)
+    sizes = array(2, dtype=jnp.int32)
+    for options in ({}, dict(implementation="cuda")):
+        with pytest.raises(NotImplementedError, match="batch_invariant is impossible for ragged_n"):
+            calls(partial(jgg.ragged_dot, batch_invariant=True, **options), *operands, sizes)

@@ -25,11 +25,11 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.problem import BIASES
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights
 
@@ -255,7 +255,7 @@ def _checked_biases(
 
 def _label(name: str) -> str:
     """What the caller knows an operand as."""
-    return f"biases[{plan.BIASES.index(name)}]" if name in plan.BIASES else name
+    return f"biases[{BIASES.index(name)}]" if name in BIASES else name
 
 
 def _is_concatenated(experts: ExpertWeights, asked: bool | None) -> bool:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
@@ -22,36 +20,26 @@ from jax_grouped_gemm._src.mlp.operands import (
     GradientOperands,
     MlpOperands,
     PairedWeightsOperands,
-    named,
 )
-from jax_grouped_gemm._src.mlp.problem import MlpProblem
+from jax_grouped_gemm._src.mlp.problem import MlpProblem, unsuitable_operands
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
     DEFAULT_TILE,
-    TMA_ALIGNMENT_BYTES,
     XLA,
     Plan,
     TileConfig,
     TiledKernel,
     always,
-    check_sizes_do_not_matter,
     choose,
     runnable,
-    symbolic_sizes,
 )
 from jax_grouped_gemm._src.quantized.plan import PackedProblem
 from jax_grouped_gemm._src.quantized.plan import plan_packed as plan_packed_product
 from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
-from jax_grouped_gemm._src.sizes import too_large_operands
-
-DTYPE = jnp.dtype(jnp.bfloat16)
-"""Of the operands of all kernels here."""
-
-BIASES = ("b0", "b1", "bo")
 
 SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
 
@@ -344,7 +332,7 @@ def _may_take_few_rows(problem: MlpProblem) -> bool:
 
 def _unfused_reason(problem: MlpProblem) -> str:
     """Why no fused kernel computes this, empty if one does."""
-    return _unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
+    return unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
 
 
 def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
@@ -379,34 +367,6 @@ _UNFUSED: dict[str, Callable[[MlpProblem], str]] = {
     "paired_weight_gradients": _unfused_paired_weights,
     "ragged_mlp_tangent": lambda _: "no kernel computes tangents, only gradients",
 }
-
-
-def _unsuitable_operands(problem: MlpProblem) -> str:
-    """Why no fused kernel takes these operands, empty if they are suitable."""
-    operands, params = problem.operands, problem.params
-    activation = params.get("activation")
-    arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
-    dtypes = {
-        x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
-    }
-    if dtypes != {DTYPE}:
-        found = " and ".join(sorted(map(str, dtypes)))
-        return f"the kernels take operands of {DTYPE}, got {found}"
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    if activation is not None and Epilogue.of(activation) is None:
-        return f"no kernel has the activation {activation}"
-    every = jax.tree.leaves(operands)
-    for reason in (symbolic_sizes(every), too_large_operands(every)):
-        if reason:
-            check_sizes_do_not_matter(problem.op, params["implementation"], reason)
-            return reason
-    if any(0 in x.shape for x in arrays.values()):
-        return "there is nothing to multiply"
-    for name, x in arrays.items():
-        if x.shape[-1] * x.dtype.itemsize % TMA_ALIGNMENT_BYTES:
-            return f"rows of {name} {list(x.shape)} are not a multiple of 16 bytes"
-    return ""
 
 
 def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:

@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.arguments import (
     canonical_dtype,
     canonical_offset,
     canonical_precision,
+    check_ranks,
     checked_boolean,
     checked_implementation,
     evaluate_as_jax,
@@ -357,7 +358,7 @@ def ragged_dot_accumulate(
                     f"accumulator must be complex where an operand is, got {dtype} and "
                     f"{name} of {x.dtype}"
                 )
-    _check_ranks(lhs, rhs, group_sizes)
+    check_ranks(lhs=(lhs, 2), rhs=(rhs, 2), group_sizes=(group_sizes, 1))
     product = evaluate_as_jax(
         lhs,
         rhs,
@@ -396,12 +397,3 @@ def ragged_dot_accumulate(
         implementation=implementation,
         **current_tiles().params("wgrad"),
     )
-
-
-def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
-    for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 2), ("group_sizes", group_sizes, 1)):
-        if x.ndim != rank:
-            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
-            raise TypeError(
-                f"{name} must have {dimensions}, got {jax.typeof(x)}; jax.vmap adds others"
-            )
