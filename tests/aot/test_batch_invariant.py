@@ -11,7 +11,10 @@ from jax import export
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 
-pytestmark = pytest.mark.plans_as_users_get_them
+pytestmark = [
+    pytest.mark.plans_as_users_get_them,
+    pytest.mark.usefixtures("extension"),
+]
 
 COUNTS = (1, 16, 129, 1024, 8192)
 K, N, G = 14336, 4096, 8

@@ -112,12 +112,17 @@ def test_layers(name, with_gradient, rng):
     check_layer(rng, layer_of(matrices, with_gradient), *of_tokens)
 
 
+@pytest.mark.parametrize(
+    "recipe", [None, jgg.Recipe(), jgg.Recipe.rowwise()], ids=["bf16", "block", "row"]
+)
 @pytest.mark.parametrize("name", ["qwen3", "gptoss"])
-def test_training_and_inference_agree(name, rng):
+def test_training_and_inference_agree(name, recipe, rng):
     *of_tokens, matrices = operands(rng, name)
     for count in COUNTS:
         given = [a[:count] for a in of_tokens]
-        (alone,), (trained, _) = (layer_of(matrices, grad)(*given) for grad in (False, True))
+        (alone,), (trained, _) = (
+            layer_of(matrices, grad, recipe=recipe)(*given) for grad in (False, True)
+        )
         assert_same(alone, trained, f"y of {count} tokens")
 
 

@@ -169,8 +169,9 @@ def dequantized_reason(
         if packed_kernel(product, implementation) is None:
             k, name = product.shape[1], product.format.name
             if not _has_whole_vectors(product):
-                rows = "" if is_invariant(implementation) else f"more than {STREAMED_ROWS} "
-                return f"for {rows}rows of a group, k={k} must be a multiple of 8"
+                any_number = is_invariant(implementation)
+                rows = "any number of" if any_number else f"more than {STREAMED_ROWS}"
+                return f"for {rows} rows a group, k={k} must be a multiple of 8"
             return f"that is faster for more than {DECODED_ROWS[name]} rows a group"
     return ""
 
