@@ -82,10 +82,9 @@ class Kernel:
         None if none was, and it is taken by a prediction.
       runs: whether it can run a problem, as the kernels get it.
       pays: whether it is faster than the first row, for a problem that it can run.
-      in_order: whether an element of the result is the sum of its products along k, all of them in
-        ascending order and in one float32 accumulator of the tensor cores, whatever else is in the
-        tile. Batch invariance takes such rows alone; tests on a GPU compare the bits of those of
-        one table.
+      in_order: whether an element of the result is summed along k in ascending order and in the
+        same steps, whatever else is in the tile, so that all such rows of a table give it the same
+        bits, which tests on a GPU compare. Batch invariance takes no others.
     """
 
     name: str
