@@ -8,8 +8,9 @@ are sorted already, `quack_tuned` with the fastest configurations that are known
 `--sweep N` of them: `--sweep 44 --retune` tries all. With `--recipe`, layers in FP8:
 `fp8_NAME_quantized` gets weights that are quantised before, as once in an optimiser step of many
 microbatches; `fp8_NAME` quantises them in each call, as in a step of one microbatch. With
-`--tokens`, layers of few tokens, as in decoding: only visited experts count as read. Parts are the
-kernels' times, summed up by what they do.
+`--tokens`, layers of few tokens, as in decoding: only visited experts count as read. With
+`--batch-invariant`, `ours_batch_invariant` is `ours` with that argument, whose price this is. Parts
+are the kernels' times, summed up by what they do.
 """
 
 import argparse
@@ -85,14 +86,15 @@ class Problem:
 Run = Callable[..., tuple[jax.Array, ...]]
 
 
-def layer_function(problem: Problem, implementation: object) -> Run:
-    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients."""
+def layer_function(problem: Problem, implementation: object, **more: object) -> Run:
+    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients; `more` are
+    arguments of the layer."""
 
     def forward(experts, options, x, weights, *matrices):
         # The layer takes no more of the logits than their shape.
         logits = jnp.zeros((*experts.shape[:-1], problem.layer.experts), jnp.float32)
         routing = moe.Routing(logits, experts, weights)
-        options = dict(implementation=implementation) | options
+        options = dict(implementation=implementation) | more | options
         return moe.dropless_mlp(x, routing, *matrices, **options)
 
     def run(x, experts, weights, wi_0, wi_1, wo, dy, **options):
@@ -133,13 +135,17 @@ def peers(problem: Problem, options: argparse.Namespace) -> list[Peer]:
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
-    def ours(name: str, role: Role, implementation: object) -> Peer:
-        function = layer_function(problem, implementation)
+    def ours(name: str, role: Role, implementation: object, **more: object) -> Peer:
+        function = layer_function(problem, implementation, **more)
         return JaxPeer(name, role, function, part_of=part_of)
 
     return [
         ours("ours", Role.OURS, implementation),
         ours("ours_unfused", Role.VARIANT, products),
+        *(
+            ours("ours_batch_invariant", Role.VARIANT, implementation, batch_invariant=True)
+            for _ in range(options.batch_invariant)
+        ),
         QuackLayer(),
         QuackLayer(Sweep("quack_moe", options.sweep, options.retune)),
         *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if options.stock else []),
@@ -231,6 +237,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each")
     add("--stock", action="store_true", help="with jax.lax.ragged_dot too: up to 100 GiB")
     add("--recipe", nargs="+", default=[], choices=RECIPES, help="layers in FP8 too")
+    add("--batch-invariant", action="store_true", help="the layer with batch_invariant=True too")
     add("--sweep", type=int, default=3, metavar="N", help="tiles tried of a product of QuACK's")
     add("--retune", action="store_true", help="sweep again where the fastest are known")
 

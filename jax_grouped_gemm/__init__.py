@@ -29,6 +29,7 @@ Which kernel runs, and where:
 - `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`, `Transfer`), `is_available`,
   `unavailable_reason`.
 - `use_tiles` (`TileConfig`): another compiled kernel than the one that is chosen.
+- `batch_invariant`: the bits of a row's result depend on no other row.
 - `check_groups`: group sizes and offsets are checked when a program runs.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
@@ -58,6 +59,7 @@ from jax_grouped_gemm._src.fp8.quantize.api import (
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.scaled.api import scaled_ragged_dot, scaled_ragged_dot_contracting
+from jax_grouped_gemm._src.invariance import batch_invariant
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (
@@ -109,6 +111,7 @@ __all__ = [
     "Transfer",
     "__version__",
     "adapters",
+    "batch_invariant",
     "check_groups",
     "checkpoint_policies",
     "checkpoints",

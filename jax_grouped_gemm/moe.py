@@ -45,6 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_boolean,
     checked_int,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
@@ -182,6 +183,7 @@ def dropless_mlp(
     recipe: Recipe | None = None,
     quantized: QuantizedMlp | None = None,
     token_axes: AxisNames | None = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
 
@@ -221,6 +223,9 @@ def dropless_mlp(
         divides that dimension; () leaves the layer to XLA, which computes every token on every
         device. Explicit axes are in the types of arrays. Experts that are split are better off in
         `expert_parallel`, which sends tokens to them instead of gathering matrices.
+      batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
+        tokens are in the call and however many, so that sampling and training agree: see
+        `jax_grouped_gemm.batch_invariant`. With a recipe everything is in FP8 then.
 
     Returns:
       [..., D], in the dtype to which x and the weights promote.
@@ -229,11 +234,14 @@ def dropless_mlp(
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
         with a function as the implementation, or `quantized` without a recipe, or `token_axes`
-        names no auto axis of the mesh or devices that do not divide the first dimension of `x`.
+        names no auto axis of the mesh or devices that do not divide the first dimension of `x`, or
+        `batch_invariant` together with a recipe of one scale for all tokens or with an
+        implementation that is "xla" or a function.
       NotImplementedError: `activation` closes over traced values where a recipe has forward and
         dgrad in FP8.
     """
     activation = as_activation(activation)
+    implementation = with_invariance("dropless_mlp", implementation, batch_invariant)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
     up = None if wi_1 is None else as_weights("wi_1", wi_1)

@@ -20,6 +20,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src.invariance import Invariant, invariant, is_enabled
+
 _INT32 = np.iinfo(np.int32)
 
 # Captured at import, because a user may put our function in its place.
@@ -27,15 +29,34 @@ _jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
 """Who computes an operation: its kernels, or XLA, of which "reference" is another name."""
-Implementation = KernelName | None
+Implementation = KernelName | Invariant | None
 
 Choice = TypeVar("Choice", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
     """Returns `implementation` by its first name; raises a `ValueError` if it is none."""
+    if isinstance(implementation, Invariant):
+        return implementation
     checked_choice("implementation", implementation, (None, *get_args(KernelName)))
     return "xla" if implementation == "reference" else implementation
+
+
+def with_invariance(function: str, implementation: Any, batch_invariant: bool) -> Any:
+    """`implementation`, invariant if the argument or the context asks for that.
+
+    Raises:
+      TypeError: `batch_invariant` is no boolean.
+      ValueError: no kernels of this package may run.
+    """
+    if not (checked_boolean(f"{function}: batch_invariant", batch_invariant) or is_enabled()):
+        return implementation
+    if callable(implementation) or implementation in ("xla", "reference"):
+        raise ValueError(
+            f"{function}: implementation must be None or 'cuda' with batch_invariant, which only "
+            f"kernels of this package are, got {implementation!r}"
+        )
+    return invariant(implementation)
 
 
 def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
@@ -92,6 +113,16 @@ def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Arra
             raise TypeError(
                 f"{function}: {name} must have 16 bits at least, got dtype {x.dtype}; a recipe "
                 "quantises wider operands, and scaled_ragged_dot multiplies quantised ones"
+            )
+
+
+def check_ranks(**operands: tuple[jax.Array, int]) -> None:
+    """Raises a `TypeError` unless each operand has as many dimensions as it should."""
+    for name, (x, rank) in operands.items():
+        if x.ndim != rank:
+            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
+            raise TypeError(
+                f"{name} must have {dimensions}, got {jax.typeof(x)}; jax.vmap adds others"
             )
 
 

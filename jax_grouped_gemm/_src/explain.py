@@ -203,7 +203,7 @@ class _Walk:
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
         elif op.is_matmul or op.is_listed:
-            plan = op.planner(operands, eqn.params, self.target)
+            plan = op.plan(operands, eqn.params, self.target)
             devices = math.prod(call.mesh_shape.values()) if call else 1
             if op.computes and devices > 1:
                 note = f"each of {devices} devices computes all of it"

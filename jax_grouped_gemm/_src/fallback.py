@@ -28,6 +28,7 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Prediction, Target
 from jax_grouped_gemm._src.float32 import FULL_TERMS
+from jax_grouped_gemm._src.invariance import invariant, is_enabled, is_invariant, without
 from jax_grouped_gemm._src.plan import TileConfig
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
@@ -64,15 +65,20 @@ def policy(name: Policy) -> Iterator[None]:
 
 def is_open(implementation: Any) -> bool:
     """Whether a plan may take another way than a kernel: nobody asked for one."""
-    return implementation is None and _context.value != "kernels"
+    return implementation is None and _context.value != "kernels" and not is_enabled()
 
 
-def with_policy(params: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any]:
     """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto",
-    such as "prefer_kernels"."""
-    if params["implementation"] is not None or _context.value == "auto":
-        return params
-    return {**params, "implementation": f"prefer_{_context.value}"}
+    such as "prefer_kernels", and what is `per_row` batch invariant where that is asked for."""
+    implementation = params["implementation"]
+    if not per_row:
+        implementation = without(implementation)
+    elif is_enabled():
+        implementation = invariant(implementation)
+    if implementation is None and _context.value != "auto":
+        implementation = f"prefer_{_context.value}"
+    return {**params, "implementation": implementation}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +196,8 @@ def faster_reason(
       implementation: the parameter of the primitive.
     """
     if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
+        return ""
+    if is_invariant(implementation):  # both times depend on the number of rows
         return ""
     terms = work.kernel_terms(kernel, tile), work.xla_terms(target)
     ours, whole, is_faster = compared(work.name, *terms)

@@ -187,3 +187,24 @@ def require_devices(primitive: Any) -> None:
     except ImportError:  # then `lower` sees no devices, and splits nothing over auto axes
         return
     primitives.add(primitive)
+
+
+def with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
+    """`ctx` for some of a program's platforms, with lowered functions that only they share.
+
+    JAX lowers a function inside `jax.jit` once a program. It does not look at the platforms that a
+    rule is for, so the program's CPU would run what a rule for CUDA had lowered for the GPU.
+
+    Raises:
+      NotImplementedError: this release of JAX keeps lowered functions elsewhere.
+    """
+    module = ctx.module_context
+    if ctx.platforms is None or len(ctx.platforms) == len(module.platforms):
+        return ctx
+    if not hasattr(module, "cached_primitive_lowerings"):
+        raise NotImplementedError(
+            f"Lowering for several platforms ({', '.join(module.platforms)}) is not implemented "
+            f"for JAX {jax.__version__}; lower or export for one platform at a time."
+        )
+    functions = module.cached_primitive_lowerings.setdefault((__name__, *ctx.platforms), {})
+    return ctx.replace(module_context=module.replace(cached_primitive_lowerings=functions))

@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.extension import missing_extension_reason, unsuitable_device_reason
 from jax_grouped_gemm._src.fallback import with_policy
+from jax_grouped_gemm._src.invariance import RULE, Invariant, is_invariant
 from jax_grouped_gemm._src.plan import XLA, Plan
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
     The primitive has a parameter `implementation`: None, "cuda", "xla", or instead of None a policy
-    of `fallback`, "prefer_kernels" or "prefer_xla".
+    of `fallback`, "prefer_kernels" or "prefer_xla", or an `Invariant`.
 
     Attributes:
       name: name of the primitive.
@@ -79,6 +80,8 @@ class Op:
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       is_listed: whether `explain` lists it although it is no matmul.
       computes: whether it does anything but tell `explain` of a choice.
+      per_row: whether each row of a result is a product of a row of the operands, so that it may be
+        batch invariant.
       primitive: the primitive, made from these.
     """
 
@@ -98,6 +101,7 @@ class Op:
     is_matmul: bool = True
     is_listed: bool = False
     computes: bool = True
+    per_row: bool = False
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -119,9 +123,10 @@ class Op:
           ValueError: of `check`.
         """
         self._check_counts(operands)
+        params = dict(with_policy(params, per_row=self.per_row))
         if self.check:
             self.check([jax.typeof(x) for x in operands], params)
-        return self.primitive.bind(*align_varying(*operands), **with_policy(params))
+        return self.primitive.bind(*align_varying(*operands), **params)
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
         """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
@@ -175,6 +180,8 @@ class Op:
             ]
             return partition.whole(unbatched, of_one).with_batch(operands, ranks)
         dims = self.dims(operands, results, **params)
+        if is_invariant(params["implementation"]):
+            dims = dims.with_whole_sums()
         return dims.with_batch(operands, self.operand_ranks) if self.operand_ranks else dims
 
     def localize(
@@ -291,7 +298,7 @@ class Op:
 
     def _lower(self, ctx, function, operands):
         lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
-        return lower(_with_own_functions(ctx), *operands)
+        return lower(lowering.with_own_functions(ctx), *operands)
 
     def _lower_reference(self, ctx, operands, **params):
         planned = "implementation", *self.planned
@@ -299,32 +306,43 @@ class Op:
         return self._lower(ctx, _traced_once(self.reference, read), operands)
 
     def _lower_default(self, ctx, *operands, **params):
-        if params["implementation"] == "cuda":
+        if params["implementation"] in ("cuda", Invariant.REQUIRED):
             platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
-            self._raise_impossible(f"it is being compiled for the platform {platforms}")
+            self._raise_impossible(
+                f"it is being compiled for the platform {platforms}", params["implementation"]
+            )
         return self._lower_reference(ctx, operands, **params)
+
+    def plan(self, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Any]:
+        """How a call runs."""
+        plan = self.planner(avals, params, target)
+        if not is_invariant(params["implementation"]):
+            return plan
+        return dataclasses.replace(plan, notes=(*plan.notes, RULE))
 
     def _lower_cuda(self, ctx, *operands, **params):
         device = _target_device(ctx)
         target = H200 if device is None else Target.of(device)
-        plan: Plan[Any] = self.planner(ctx.avals_in, params, target)
+        plan = self.plan(ctx.avals_in, params, target)
         implementation = params["implementation"]
+        must_run = implementation == "cuda" or is_invariant(implementation)
         reason = plan.reason if plan.kernel == XLA else None
         if not reason and device is not None:
             reason = unsuitable_device_reason(device)
         if not reason:
             reason = missing_extension_reason()
-            if reason and implementation != "cuda":
+            if reason and not must_run:
                 _warn_once(reason)
         if not reason:
             return self._lower(ctx, functools.partial(self.call, plan), operands)
-        if implementation == "cuda":
-            self._raise_impossible(reason)
+        if must_run:
+            self._raise_impossible(reason, implementation)
         logger.debug("%s runs the reference: %s", self.name, reason)
         return self._lower_reference(ctx, operands, **params)
 
-    def _raise_impossible(self, reason: str) -> None:
-        raise NotImplementedError(f"implementation='cuda' is impossible for {self.name}: {reason}")
+    def _raise_impossible(self, reason: str, implementation: Any) -> None:
+        asked = "batch_invariant" if is_invariant(implementation) else "implementation='cuda'"
+        raise NotImplementedError(f"{asked} is impossible for {self.name}: {reason}")
 
 
 ops: dict[Primitive, Op] = {}
@@ -353,27 +371,6 @@ def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
     except RuntimeError:  # this machine has no device of that platform
         backend = context.backend
     return backend.devices()[0] if backend else None
-
-
-def _with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
-    """`ctx` for some of a program's platforms, with lowered functions that only they share.
-
-    JAX lowers a function inside `jax.jit` once a program. It does not look at the platforms that a
-    rule is for, so the program's CPU would run what a rule for CUDA had lowered for the GPU.
-
-    Raises:
-      NotImplementedError: this release of JAX keeps lowered functions elsewhere.
-    """
-    module = ctx.module_context
-    if ctx.platforms is None or len(ctx.platforms) == len(module.platforms):
-        return ctx
-    if not hasattr(module, "cached_primitive_lowerings"):
-        raise NotImplementedError(
-            f"Lowering for several platforms ({', '.join(module.platforms)}) is not implemented "
-            f"for JAX {jax.__version__}; lower or export for one platform at a time."
-        )
-    functions = module.cached_primitive_lowerings.setdefault((Op, *ctx.platforms), {})
-    return ctx.replace(module_context=module.replace(cached_primitive_lowerings=functions))
 
 
 @functools.lru_cache(maxsize=1024)

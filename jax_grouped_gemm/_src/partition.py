@@ -29,6 +29,8 @@ from jax_grouped_gemm._src.transfers import Transfer, type_of
 BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
+GROUPS = "g"
+"""Of matrices: a row is multiplied by one, so that others add zeros."""
 FIRST = (BATCH, ROWS)
 """Letters that get a mesh axis before others do: with rows and weights split along one axis (FSDP),
 the weights are gathered."""
@@ -77,6 +79,11 @@ class Dims:
             self.apart,
             self.blocks,
         )
+
+    def with_whole_sums(self) -> Dims:
+        """Without sums over devices, but those of groups: one device has all of a row's."""
+        found = {letter for i in range(len(self.results)) for letter in self.summed(i)}
+        return dataclasses.replace(self, whole=self.whole | (found - {GROUPS}))
 
     def sizes(self, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, int]:
         """How long each dimension is."""

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target
+from jax_grouped_gemm._src.invariance import is_invariant
 
 Schedule = Literal[
     "cooperative",
@@ -81,12 +82,16 @@ class Kernel:
         None if none was, and it is taken by a prediction.
       runs: whether it can run a problem, as the kernels get it.
       pays: whether it is faster than the first row, for a problem that it can run.
+      in_order: whether an element of the result is summed along k in ascending order and in the
+        same steps, whatever else is in the tile, so that all such rows of a table give it the same
+        bits, which tests on a GPU compare. Batch invariance takes no others.
     """
 
     name: str
     record: tuple[str, str] | None = None
     runs: Callable[[Any], bool] = lambda problem: True
     pays: Callable[[Any, Any], bool] = lambda problem, target: False
+    in_order: Callable[[Any], bool] = lambda problem: False
 
 
 XLA = Kernel("xla")
@@ -127,9 +132,17 @@ class TiledKernel(Kernel):
 K = TypeVar("K", bound=Kernel)
 
 
-def runnable(table: Sequence[K], problem: Any) -> list[K]:
-    """The rows of a table that can run `problem`, the default first."""
-    return [kernel for kernel in table if kernel.runs(problem)]
+def always(problem: Any) -> bool:
+    """For `in_order` of a kernel that sums each problem in order."""
+    return True
+
+
+def runnable(table: Sequence[K], problem: Any, implementation: Any = None) -> list[K]:
+    """The rows of a table that can run `problem` as `implementation` asks, the default first."""
+    found = [kernel for kernel in table if kernel.runs(problem)]
+    if is_invariant(implementation):
+        found = [kernel for kernel in found if kernel.in_order(problem)]
+    return found
 
 
 def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
@@ -257,6 +270,13 @@ def symbolic_sizes(avals: Iterable[Any]) -> str:
     if not shapes:
         return ""
     return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"
+
+
+def check_sizes_do_not_matter(op: str, implementation: Any, reason: str) -> None:
+    """Raises a `NotImplementedError` if a kernel does not run for a `reason` that may hold for
+    another number of rows, where results must not depend on that."""
+    if is_invariant(implementation):
+        raise NotImplementedError(f"batch_invariant is impossible for {op}: {reason}")
 
 
 OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")

@@ -15,14 +15,17 @@ from jax_grouped_gemm._src.arguments import (
     checked_boolean,
     checked_implementation,
     checked_int,
+    with_invariance,
 )
 from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
+from jax_grouped_gemm._src.invariance import is_enabled
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.quantized.api import checked as checked_quantized
 from jax_grouped_gemm._src.quantized.api import quantize
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
+from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
 OF_MESH = (
@@ -52,7 +55,13 @@ def check_options(layer: Any, embed: int | None = None) -> None:
             f"MoE: top_k must be at most num_experts = {layer.num_experts}, got {layer.top_k}"
         )
     as_activation(layer.activation)
-    for name in ("renormalize", "apply_router_weight_on_input", "biases", "gate_bias"):
+    for name in (
+        "renormalize",
+        "apply_router_weight_on_input",
+        "biases",
+        "gate_bias",
+        "batch_invariant",
+    ):
         checked_boolean(f"MoE: {name}", getattr(layer, name))
     if layer.router is not None:
         if not callable(layer.router):
@@ -61,6 +70,7 @@ def check_options(layer: Any, embed: int | None = None) -> None:
             raise ValueError("MoE: a router computes its own weights, so renormalize must be True")
     if not callable(layer.implementation):
         checked_implementation(layer.implementation)
+    with_invariance("MoE", layer.implementation, layer.batch_invariant)
     if layer.recipe is not None:
         checked_recipe(layer.recipe)
         if callable(layer.implementation) or layer.precision is not None:
@@ -73,7 +83,8 @@ def check_options(layer: Any, embed: int | None = None) -> None:
         if layer.mesh is not None or layer.fsdp_axis is not None or layer.tensor_axis is not None:
             raise ValueError("MoE: mesh, fsdp_axis and tensor_axis need an expert_axis")
     elif layer.mesh is not None:
-        moe.expert_parallel(layer.mesh, **{name: getattr(layer, name) for name in OF_MESH})
+        of_mesh = {name: getattr(layer, name) for name in (*OF_MESH, "batch_invariant")}
+        moe.expert_parallel(layer.mesh, **of_mesh)
         sizes = dict(expert_axis=("num_experts", layer.num_experts))
         sizes |= dict(tensor_axis=("hidden_features", layer.hidden_features))
         if embed is not None:
@@ -167,6 +178,7 @@ def forward(
         "precision",
         "implementation",
         "recipe",
+        "batch_invariant",
     )
     options = {name: getattr(layer, name) for name in names}
     if not takes_quantized(layer):
@@ -179,6 +191,23 @@ def forward(
     run = moe.expert_parallel(layer.mesh, **of_mesh, **options)
     y, stats = run(x.astype(dtype), routing, *matrices, biases=biases)
     return y, routing, stats
+
+
+# Functions of this module too: graphs of layers are equal where these are.
+def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
+    """Tokens times the router's matrix, as `jax.lax.dot_general` of a dense layer."""
+    dot = invariant_router_dot if is_enabled() else jax.lax.dot_general
+    return dot(x, gate, *numbers, **options)
+
+
+def invariant_router_dot(
+    x: jax.Array, gate: jax.Array, numbers: Any, precision: Any = None, **_: Any
+) -> jax.Array:
+    """The same as a product of one group, since XLA's bits depend on the number of tokens."""
+    rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    sizes = jnp.full(1, rows.shape[0], jnp.int32)
+    logits = ragged_dot(rows, gate[None], sizes, precision, batch_invariant=True)
+    return logits.reshape(*x.shape[:-1], gate.shape[-1])
 
 
 def without_padding(x: jax.Array, mask: Any) -> jax.Array:

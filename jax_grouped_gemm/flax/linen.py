@@ -23,8 +23,10 @@ from jax_grouped_gemm.flax._experts import (
     default_kernel_init,
     forward,
     from_dict,
+    invariant_router_dot,
     parameters,
     quantized_weights,
+    router_dot,
     without_padding,
 )
 
@@ -175,6 +177,8 @@ class MoE(nn.Module):
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
+      batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are
+        batch invariant too.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints. Statistics
         are sown as "expert_parallel" in "intermediates", next to the "routing" of every layer.
@@ -201,6 +205,7 @@ class MoE(nn.Module):
     bias_init: Callable[..., jax.Array] = jax.nn.initializers.zeros
     implementation: moe.Implementation = None
     recipe: Recipe | None = None
+    batch_invariant: bool = False
     expert_axis: str | tuple[str, ...] | None = None
     token_axes: str | tuple[str, ...] | None = None
     mesh: jax.sharding.Mesh | None = None
@@ -245,6 +250,7 @@ class MoE(nn.Module):
             precision=jax.lax.Precision.HIGHEST,
             kernel_init=_partitioned(self.gate_init, ("embed", None)),
             bias_init=_partitioned(self.bias_init, (None,)),
+            dot_general=invariant_router_dot if self.batch_invariant else router_dot,
             name="gate",
         )(x)
         quantized: Any = self.get_variable(QUANTIZED, "experts")

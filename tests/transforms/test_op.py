@@ -16,6 +16,7 @@ from jax.interpreters import ad
 from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src import lowering
 from jax_grouped_gemm._src import op as op_module
 from jax_grouped_gemm._src.op import Op, export_disabled_checks, ops
 from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan
@@ -231,4 +232,4 @@ class TestIsKnownTo:
         module = types.SimpleNamespace(platforms=("cpu", "cuda"))  # keeps functions elsewhere
         ctx = types.SimpleNamespace(platforms=("cuda",), module_context=module)
         with pytest.raises(NotImplementedError, match=r"\(cpu, cuda\).*one platform at a time"):
-            op_module._with_own_functions(ctx)
+            lowering.with_own_functions(ctx)

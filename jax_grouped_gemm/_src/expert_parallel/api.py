@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
+from jax_grouped_gemm._src.arguments import (
+    as_array,
+    checked_boolean,
+    checked_int,
+    with_invariance,
+)
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
@@ -60,6 +65,7 @@ def expert_parallel_mlp(
     precision: jax.lax.PrecisionLike = None,
     implementation: Any = None,
     recipe: Recipe | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[jax.Array, ExpertParallelStats]:
     """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
 
@@ -134,6 +140,10 @@ def expert_parallel_mlp(
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
+      batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
+        tokens there are and over how many devices experts are divided, see `moe.dropless_mlp`. Each
+        row then travels alone, by "ragged_all_to_all", and a token's are added up in the order of
+        its choices, in float32 at least.
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
@@ -143,17 +153,23 @@ def expert_parallel_mlp(
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
-      ValueError: an axis is none of the mesh, or an option is none.
+      ValueError: an axis is none of the mesh, or an option is none; or `batch_invariant` together
+        with `buffer_factor`, `tensor_axis`, `dispatch_recipe`, `combine`, the strategy
+        "all_gather", or where rows cannot travel.
     """
+    implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
     up = None if wi_1 is None else as_weights("wi_1", wi_1)
     check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
+    options["batch_invariant"] = batch_invariant
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
+    if wanted.batch_invariant:
+        _check_invariant(group, dispatch_recipe)
     check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
     _check_experts(gate.shape[0], routing.logits.shape[-1], group)
     b0, b1, bo = checked_biases(FUNCTION, biases, x, gate, up, down)
@@ -206,6 +222,18 @@ def _schedule(
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
     check_dispatch_strategy(FUNCTION, dispatch_recipe, wanted.strategy)
+    can_exchange = (
+        differ
+        and jax.process_count() == 1
+        and dispatch_recipe is None
+        and not is_mapped_over_mesh_axis()
+    )
+    if wanted.batch_invariant and group.num_slices > 1 and not can_exchange:
+        raise ValueError(
+            f"{FUNCTION}: batch_invariant is for rows that travel to their experts, by the "
+            "strategy 'ragged_all_to_all': tokens must differ along expert_axis and only there, on "
+            "GPUs of one process and outside of jax.vmap over a mesh axis"
+        )
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],
@@ -220,10 +248,7 @@ def _schedule(
     chosen = prediction.choose(
         shape,
         wanted,
-        can_exchange=differ
-        and jax.process_count() == 1
-        and dispatch_recipe is None
-        and not is_mapped_over_mesh_axis(),
+        can_exchange=can_exchange,
         can_keep_rows=experts.recipe is None,
     )
     return Schedule(
@@ -235,6 +260,20 @@ def _schedule(
         chosen.overlap,
         dispatch_recipe,
     )
+
+
+def _check_invariant(group: Group, dispatch_recipe: Recipe | None) -> None:
+    """Raises a `ValueError` if sums of a token are made by several devices, or in another order."""
+    if group.tensor:
+        raise ValueError(
+            f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {group.tensor}: "
+            "devices that have slices of hidden features add up parts of a sum"
+        )
+    if dispatch_recipe is not None:
+        raise ValueError(
+            f"{FUNCTION}: dispatch_recipe must be None with batch_invariant: it is for "
+            "strategy='all_gather', which adds up partial results of devices"
+        )
 
 
 def _checked_limit(max_sms: int | None) -> int | None:

@@ -36,11 +36,13 @@ class ExpertParallelExplanation:
       shape: of the layer, as one of its devices sees it.
       chosen: what `expert_parallel_mlp` does.
       others: the best of every other strategy.
+      batch_invariant: whether that leaves one strategy alone.
     """
 
     shape: Shape
     chosen: Prediction
     others: tuple[Prediction, ...]
+    batch_invariant: bool = False
 
     def __str__(self) -> str:
         shape, chosen = self.shape, self.chosen
@@ -58,6 +60,11 @@ class ExpertParallelExplanation:
             f"rows buffer {megabytes(chosen.buffer_bytes)}",
             _times(chosen),
         ]
+        if self.batch_invariant:
+            lines.append(
+                "batch invariant: each row travels alone, and a token's rows are added up in the "
+                "order of its choices"
+            )
         lines += [f"instead of {p.strategy}, chunks {p.chunks}: {_times(p)}" for p in self.others]
         return "\n   ".join(lines)
 
@@ -80,6 +87,7 @@ def explain_expert_parallel(
     buffer_factor: float | None = None,
     copy_engines: bool = False,
     dispatch_recipe: Recipe | None = None,
+    batch_invariant: bool = False,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
 
@@ -94,7 +102,7 @@ def explain_expert_parallel(
       devices: N, along `expert_axis`.
       tensor_devices: along `tensor_axis`, with the same tokens.
       dtype: of tokens and matrices.
-      strategy, chunks, combine, overlap, save, buffer_factor, dispatch_recipe: see
+      strategy, chunks, combine, overlap, save, buffer_factor, dispatch_recipe, batch_invariant: see
         `expert_parallel_mlp`.
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
         copy engines send what a ppermute sends.
@@ -121,6 +129,7 @@ def explain_expert_parallel(
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, dtype)
     check_dispatch_strategy(FUNCTION, dispatch_recipe, strategy)
     options = dict(chunks=chunks, combine=combine, overlap=overlap, save=save)
+    options["batch_invariant"] = batch_invariant
     wanted = Wanted.checked(tokens, strategy=strategy, **options, buffer_factor=buffer_factor)
     shape = Shape(
         tokens,
@@ -132,14 +141,19 @@ def explain_expert_parallel(
         dtype.itemsize,
         in_8_bits=dispatch_recipe is not None,
     )
+    if wanted.batch_invariant and (tensor_devices > 1 or dispatch_recipe is not None):
+        raise ValueError(
+            "tensor_devices must be 1 and dispatch_recipe None with batch_invariant, got "
+            f"{tensor_devices} and {dispatch_recipe}: both add up partial results of devices"
+        )
     can_exchange = dispatch_recipe is None
     chosen = choose(shape, wanted, can_exchange=can_exchange, copy_engines=copy_engines)
     others = tuple(
         choose(shape, dataclasses.replace(wanted, strategy=name), copy_engines=copy_engines)
         for name in STRATEGIES
-        if name != chosen.strategy and can_exchange
+        if name != chosen.strategy and can_exchange and not wanted.batch_invariant
     )
-    return ExpertParallelExplanation(shape, chosen, others)
+    return ExpertParallelExplanation(shape, chosen, others, wanted.batch_invariant)
 
 
 def _times(p: Prediction) -> str:

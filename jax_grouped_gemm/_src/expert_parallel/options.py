@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice, checked_int
+from jax_grouped_gemm._src.invariance import is_enabled
 
 Auto = Literal["auto"]
 Strategy = Literal["all_gather", "ragged_all_to_all"]
@@ -25,7 +26,8 @@ class Wanted:
     """The options of `expert_parallel_mlp` that say how a layer is computed; "auto" leaves it open.
 
     Attributes:
-      strategy, chunks, combine, overlap, save, buffer_factor: see `expert_parallel_mlp`.
+      strategy, chunks, combine, overlap, save, buffer_factor, batch_invariant: see
+        `expert_parallel_mlp`.
     """
 
     strategy: Strategy | Auto = "auto"
@@ -34,6 +36,7 @@ class Wanted:
     overlap: bool | Auto = "auto"
     save: Save | Auto = "auto"
     buffer_factor: float | None = None
+    batch_invariant: bool = False
 
     @classmethod
     def checked(cls, tokens: int | None, **options: Any) -> Self:
@@ -48,10 +51,32 @@ class Wanted:
         checked_choice("save", wanted.save, AUTO + SAVES)
         if wanted.overlap != "auto":
             checked_boolean("overlap", wanted.overlap)
+        if checked_boolean("batch_invariant", wanted.batch_invariant) or is_enabled():
+            wanted = dataclasses.replace(wanted, batch_invariant=True)
+            _check_invariant(wanted)
         return dataclasses.replace(
             wanted,
             chunks=_checked_chunks(wanted.chunks, tokens),
             buffer_factor=_checked_factor(wanted.buffer_factor),
+        )
+
+
+def _check_invariant(wanted: Wanted) -> None:
+    """Raises a `ValueError` if a token's result would depend on others, or on the devices."""
+    if wanted.buffer_factor is not None:
+        raise ValueError(
+            "buffer_factor must be None with batch_invariant: which rows are dropped depends on "
+            f"other tokens, got {wanted.buffer_factor!r}"
+        )
+    sums = "adds up partial results of devices; rows have to travel, by 'ragged_all_to_all'"
+    if wanted.strategy == "all_gather":
+        raise ValueError(
+            f"strategy must be 'auto' or 'ragged_all_to_all' with batch_invariant: 'all_gather' "
+            f"{sums}"
+        )
+    if wanted.combine != "auto":
+        raise ValueError(
+            f"combine must be 'auto' with batch_invariant, got {wanted.combine!r}, which {sums}"
         )
 
 

@@ -233,6 +233,9 @@ def choose(
     strategies: list[Strategy] = ["all_gather"]
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
+    if wanted.batch_invariant:
+        # Partial results of devices are not added up: each choice's row comes back alone.
+        strategies = strategies[-1:]
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]
     every = [_with_defaults(shape, one, wanted, can_keep_rows) for one in strategies]

@@ -21,14 +21,15 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     refuse_sharded,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.problem import BIASES
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights
 
@@ -52,6 +53,7 @@ def ragged_mlp(
     implementation: Implementation = None,
     recipe: Recipe | None = None,
     quantized: QuantizedMlp | None = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
 
@@ -99,6 +101,8 @@ def ragged_mlp(
         that is predicted to be faster, see `Recipe`.
       quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
         once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
+      batch_invariant: whether a row of the result, and of the gradient of `x`, has the same bits
+        whatever other rows are in the call, see `ragged_dot` and `fp8_ragged_dot`.
 
     Returns:
       [m, D], in the dtype to which x and the matrices promote.
@@ -106,11 +110,13 @@ def ragged_mlp(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
-        does not fit that of the matrices, or a recipe is given together with a precision.
+        does not fit that of the matrices, or a recipe is given together with a precision, or
+        `batch_invariant` with a recipe of one scale for all rows.
       NotImplementedError: an operand is sharded over explicit mesh axes; or `activation` closes
         over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
         no kernel can run, which is raised when the function is lowered, with the reason.
     """
+    implementation = with_invariance("ragged_mlp", implementation, batch_invariant)
     options = _checked_options(activation, precision, implementation)
     operands = _checked(
         "ragged_mlp", x, rows, wi_0, wi_1, as_weights("wo", wo), biases, weights, group_sizes,
@@ -137,6 +143,7 @@ def gated_ragged_dot(
     recipe: Recipe | None = None,
     quantized: QuantizedWeights | None = None,
     concatenated: bool = False,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
@@ -152,6 +159,7 @@ def gated_ragged_dot(
       concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
       preferred_element_type: dtype of the result, by default that to which x and the matrices
         promote. Hidden is rounded to that first.
+      batch_invariant: see `ragged_mlp`.
 
     Returns:
       [m, F], exactly zero in rows that no group owns.
@@ -159,6 +167,7 @@ def gated_ragged_dot(
     Raises:
       TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
     """
+    implementation = with_invariance("gated_ragged_dot", implementation, batch_invariant)
     options = _checked_options(activation, precision, implementation)
     operands = _checked(
         "gated_ragged_dot", x, rows, wi_0, wi_1, None, biases, weights, group_sizes,
@@ -246,7 +255,7 @@ def _checked_biases(
 
 def _label(name: str) -> str:
     """What the caller knows an operand as."""
-    return f"biases[{plan.BIASES.index(name)}]" if name in plan.BIASES else name
+    return f"biases[{BIASES.index(name)}]" if name in BIASES else name
 
 
 def _is_concatenated(experts: ExpertWeights, asked: bool | None) -> bool:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
+from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
@@ -21,33 +20,26 @@ from jax_grouped_gemm._src.mlp.operands import (
     GradientOperands,
     MlpOperands,
     PairedWeightsOperands,
-    named,
 )
-from jax_grouped_gemm._src.mlp.problem import MlpProblem
+from jax_grouped_gemm._src.mlp.problem import MlpProblem, unsuitable_operands
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
     DEFAULT_TILE,
-    TMA_ALIGNMENT_BYTES,
     XLA,
     Plan,
     TileConfig,
     TiledKernel,
+    always,
     choose,
-    symbolic_sizes,
+    runnable,
 )
 from jax_grouped_gemm._src.quantized.plan import PackedProblem
 from jax_grouped_gemm._src.quantized.plan import plan_packed as plan_packed_product
 from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
-from jax_grouped_gemm._src.sizes import too_large_operands
-
-DTYPE = jnp.dtype(jnp.bfloat16)
-"""Of the operands of all kernels here."""
-
-BIASES = ("b0", "b1", "bo")
 
 SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
 
@@ -86,12 +78,15 @@ def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
 
 
 FORWARD_KERNELS = (
-    TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
+    TiledKernel(
+        tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward"), in_order=always
+    ),
     TiledKernel(
         tile=FEW_ROWS_TILE,
         schedule="few_rows",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
         pays=_few_rows_pay,
+        in_order=always,
     ),
 )
 """The table for hidden layers and for products that add biases."""
@@ -101,17 +96,21 @@ GRADIENT_KERNELS = (
         tile=WIDE_GRADIENT,
         schedule="pingpong",
         record=("h200_moe.json", "qwen3_30b/moe_step"),
+        in_order=always,
     ),
     TiledKernel(
         tile=NARROW_GRADIENT,
         schedule="pingpong",
         record=("h200_moe.json", "sonic_7b/moe_step"),
         pays=_narrow_pays,
+        in_order=always,
     ),
 )
 """The table for gradients of hidden layers."""
 
-PAIRED_KERNELS = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
+PAIRED_KERNELS = (
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step"), in_order=always),
+)
 """The table for two products in one launch."""
 
 
@@ -198,7 +197,8 @@ def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
 def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `packed_mlp`, which is bound where kernels compute it."""
     problem: MlpProblem[MlpOperands] = _problem("packed_mlp", avals, params)
-    operands, plans = problem.operands, packed_plans(problem.operands, target)
+    operands = problem.operands
+    plans = packed_plans(operands, target, params["implementation"])
     return MlpPlan(
         problem,
         plans[0].kernel,
@@ -216,9 +216,12 @@ def _note(name: str, plan: Plan[PackedProblem]) -> str:
     return f"{name}: {plan.kernel.name}, {plan.prediction}"
 
 
-def packed_plans(operands: MlpOperands, target: Target) -> list[Plan[PackedProblem]]:
+def packed_plans(
+    operands: MlpOperands, target: Target, implementation: Any
+) -> list[Plan[PackedProblem]]:
     """Those of gate and up, which are one, and of down, if it is there."""
-    return [plan_packed_product(product, target) for product in operands.packed_products]
+    products = operands.packed_products
+    return [plan_packed_product(product, target, implementation) for product in products]
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
@@ -307,7 +310,7 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
     asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
-    return choose(table, problem, None)
+    return choose(runnable(table, problem, problem.params["implementation"]), problem, None)
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
@@ -321,14 +324,20 @@ def _has_few_rows(problem: MlpProblem) -> bool:
     return _kernel(FORWARD_KERNELS, problem).schedule == "few_rows"
 
 
+def _may_take_few_rows(problem: MlpProblem) -> bool:
+    """Whether groups have few rows and the kernel for those may round otherwise than what runs for
+    more: what XLA computes of a product has other bits than an epilogue."""
+    return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
+
+
 def _unfused_reason(problem: MlpProblem) -> str:
     """Why no fused kernel computes this, empty if one does."""
-    return _unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
+    return unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
 
 
 def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
     wi = problem.operands.experts.wi
-    if wi is None or not wi.shape[2] % (2 * SLAB_COLUMNS) or _has_few_rows(problem):
+    if wi is None or not wi.shape[2] % (2 * SLAB_COLUMNS) or _may_take_few_rows(problem):
         return ""
     return (
         f"gate and up in one matrix {list(wi.shape)} need a multiple of {SLAB_COLUMNS} columns each"
@@ -336,7 +345,8 @@ def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
 
 
 def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
-    few_rows = _has_few_rows(problem)
+    has_bias = problem.operands.bo is not None
+    few_rows = _may_take_few_rows(problem) if has_bias else _has_few_rows(problem)
     return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
 
 
@@ -357,33 +367,6 @@ _UNFUSED: dict[str, Callable[[MlpProblem], str]] = {
     "paired_weight_gradients": _unfused_paired_weights,
     "ragged_mlp_tangent": lambda _: "no kernel computes tangents, only gradients",
 }
-
-
-def _unsuitable_operands(problem: MlpProblem) -> str:
-    """Why no fused kernel takes these operands, empty if they are suitable."""
-    operands, params = problem.operands, problem.params
-    activation = params.get("activation")
-    arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
-    dtypes = {
-        x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
-    }
-    if dtypes != {DTYPE}:
-        found = " and ".join(sorted(map(str, dtypes)))
-        return f"the kernels take operands of {DTYPE}, got {found}"
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    if activation is not None and Epilogue.of(activation) is None:
-        return f"no kernel has the activation {activation}"
-    every = jax.tree.leaves(operands)
-    for reason in (symbolic_sizes(every), too_large_operands(every)):
-        if reason:
-            return reason
-    if any(0 in x.shape for x in arrays.values()):
-        return "there is nothing to multiply"
-    for name, x in arrays.items():
-        if x.shape[-1] * x.dtype.itemsize % TMA_ALIGNMENT_BYTES:
-            return f"rows of {name} {list(x.shape)} are not a multiple of 16 bytes"
-    return ""
 
 
 def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:

@@ -93,6 +93,7 @@ def _gated_avals(*leaves, tree, residuals, **_):
 
 GATED = Op(
     name="gated_ragged_dot",
+    per_row=True,
     operand_ranks=None,
     targets=(call.GATED_TARGET, call.FEW_ROWS_TARGET),
     avals=_gated_avals,
@@ -113,6 +114,7 @@ def _biased_aval(*leaves, tree, **_):
 
 BIASED = Op(
     name="biased_ragged_dot",
+    per_row=True,
     operand_ranks=None,
     targets=(call.FEW_ROWS_TARGET,),
     avals=_biased_aval,
@@ -137,6 +139,7 @@ def _gated_transpose_avals(*leaves, tree, **_):
 
 GATED_TRANSPOSE = Op(
     name="gated_ragged_dot_transpose",
+    per_row=True,
     operand_ranks=None,
     targets=(call.GATED_TRANSPOSE_TARGET,),
     avals=_gated_transpose_avals,
@@ -159,6 +162,7 @@ def _paired_aval(*leaves, tree, **_):
 
 PAIRED = Op(
     name="paired_ragged_dot",
+    per_row=True,
     operand_ranks=None,
     targets=(call.PAIRED_TARGET,),
     avals=_paired_aval,
@@ -201,6 +205,7 @@ def _tangent_aval(*leaves, tree, **_):
 
 TANGENT = Op(
     name="ragged_mlp_tangent",
+    per_row=True,
     operand_ranks=None,
     targets=(),
     avals=_tangent_aval,

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
@@ -43,7 +44,7 @@ class Products:
     """The ragged products of one MLP, with the options of its call."""
 
     precision: Any
-    implementation: str | None = "xla"
+    implementation: Implementation = "xla"
     tile_choices: TileChoices = TileChoices()
     zeroes_unowned: bool = True
     max_sms: int | None = None
@@ -151,7 +152,7 @@ def sums_of_groups(
     groups: Groups,
     *,
     num_groups: int,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> jax.Array:
     """The sum of each group's rows [m, n], times `weights` [m]: [num_groups, n], float32 at least.
 

@@ -14,6 +14,7 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target, predict
+from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     TMA_ALIGNMENT_BYTES,
@@ -22,6 +23,8 @@ from jax_grouped_gemm._src.plan import (
     Plan,
     TileConfig,
     TiledKernel,
+    always,
+    check_sizes_do_not_matter,
     runnable,
     symbolic_sizes,
 )
@@ -116,18 +119,22 @@ PACKED_KERNELS = (
         schedule="decoded",
         runs=_has_whole_vectors,
         pays=_decoding_pays,
+        in_order=always,
     ),
 )
 """The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
 
 
-def packed_kernel(problem: PackedProblem) -> TiledKernel | None:
-    """What multiplies packed matrices, None if dequantised ones are faster.
+def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | None:
+    """What multiplies packed matrices, None if dequantised ones are faster. Which is faster depends
+    on the number of rows, so that batch invariance takes a kernel wherever one can run.
 
     Programs are traced by it, before it is known what they are compiled for, so that it follows
     from shapes alone.
     """
-    found = runnable(PACKED_KERNELS, problem)
+    found = runnable(PACKED_KERNELS, problem, implementation)
+    if is_invariant(implementation):
+        return found[0] if found else None
     return next((kernel for kernel in found if kernel.pays(problem, None)), None)
 
 
@@ -154,21 +161,24 @@ def dequantized_reason(
     every = jax.tree.leaves(operands)
     for reason in (symbolic_sizes(every), too_large_operands(every)):
         if reason:
+            check_sizes_do_not_matter("weights that are quantised", implementation, reason)
             return reason
     for product in products:
         if 0 in (product.rows, *product.shape):
             return "there is nothing to multiply"
-        if packed_kernel(product) is None:
+        if packed_kernel(product, implementation) is None:
             k, name = product.shape[1], product.format.name
             if not _has_whole_vectors(product):
-                return f"for more than {STREAMED_ROWS} rows a group, k={k} must be a multiple of 8"
+                any_number = is_invariant(implementation)
+                rows = "any number of" if any_number else f"more than {STREAMED_ROWS}"
+                return f"for {rows} rows a group, k={k} must be a multiple of 8"
             return f"that is faster for more than {DECODED_ROWS[name]} rows a group"
     return ""
 
 
-def plan_packed(problem: PackedProblem, target: Target) -> Plan[PackedProblem]:
+def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
     """The plan of a product that a kernel computes."""
-    kernel = packed_kernel(problem)
+    kernel = packed_kernel(problem, implementation)
     assert kernel is not None
     streams = kernel.schedule == "streamed"
     return Plan(

@@ -20,10 +20,12 @@ from jax_grouped_gemm._src.arguments import (
     canonical_dtype,
     canonical_offset,
     canonical_precision,
+    check_ranks,
     checked_boolean,
     checked_implementation,
     evaluate_as_jax,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.meshes import as_sharded
 from jax_grouped_gemm._src.plan import current_tiles
@@ -44,6 +46,7 @@ def ragged_dot(
     *,
     transpose_rhs: bool = False,
     implementation: Implementation = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n]: each group of rows times its own matrix.
 
@@ -76,16 +79,21 @@ def ragged_dot(
       transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
+      batch_invariant: whether a row of the result, and of the gradient of `lhs`, has the same bits
+        whatever other rows are in the call and however many, see `batch_invariant` (the context).
+        A program for a GPU that no kernel can run then raises.
 
     Returns:
       [m, n].
 
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape, as for `jax.lax.ragged_dot`.
-      ValueError: `implementation`, `precision` or `out_sharding` is invalid.
-      NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
-        function is lowered, with the reason.
+      ValueError: `implementation`, `precision` or `out_sharding` is invalid; or `batch_invariant`
+        with "xla", with one scale for all rows, or with a tile of `use_tiles` that cuts sums.
+      NotImplementedError: `implementation="cuda"` or `batch_invariant` and the kernels cannot run
+        this; raised when the function is lowered, with the reason.
     """
+    implementation = with_invariance("ragged_dot", implementation, batch_invariant)
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     if isinstance(rhs, QuantizedArray):
         options: dict[str, Any] = dict(
@@ -350,7 +358,7 @@ def ragged_dot_accumulate(
                     f"accumulator must be complex where an operand is, got {dtype} and "
                     f"{name} of {x.dtype}"
                 )
-    _check_ranks(lhs, rhs, group_sizes)
+    check_ranks(lhs=(lhs, 2), rhs=(rhs, 2), group_sizes=(group_sizes, 1))
     product = evaluate_as_jax(
         lhs,
         rhs,
@@ -389,12 +397,3 @@ def ragged_dot_accumulate(
         implementation=implementation,
         **current_tiles().params("wgrad"),
     )
-
-
-def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
-    for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 2), ("group_sizes", group_sizes, 1)):
-        if x.ndim != rank:
-            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
-            raise TypeError(
-                f"{name} must have {dimensions}, got {jax.typeof(x)}; jax.vmap adds others"
-            )

@@ -14,6 +14,7 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
+from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
@@ -69,18 +70,20 @@ class Candidates(Generic[R]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "unsupported", self.unsupported or _size_reason(self.problem))
 
-    def with_tile(self, tile: TileConfig) -> TiledKernel:
+    def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
         """The kernel that has `tile`, or the first one if none runs the problem.
 
         Raises:
-          ValueError: it is no configuration that runs the problem.
+          ValueError: it is no configuration that runs the problem as `implementation` asks.
         """
-        kernels = runnable(self.table, self.form)
+        kernels = runnable(self.table, self.form, implementation)
         found = [kernel for kernel in kernels if kernel.tile == tile or self.unsupported]
         if not found:
+            is_compiled = any(kernel.tile == tile for kernel in runnable(self.table, self.form))
+            what = "batch invariant" if is_compiled else "compiled"
             raise ValueError(
-                f"use_tiles has the tile {tile} for {self.problem}, which is not compiled. "
-                "Compiled are: " + "; ".join(str(kernel.tile) for kernel in kernels)
+                f"use_tiles has the tile {tile} for {self.problem}, which is not {what}. "
+                f"{what.capitalize()} are: " + "; ".join(str(kernel.tile) for kernel in kernels)
             )
         return found[0]
 
@@ -88,9 +91,14 @@ class Candidates(Generic[R]):
 def check_tile(
     candidates_of: Callable[..., Candidates[Any]], avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
-    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product."""
-    if params.get("tile") is not None:
-        candidates_of(avals, params).with_tile(params["tile"])
+    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product, or
+    if it cannot be batch invariant and is to be."""
+    tile, implementation = params.get("tile"), params["implementation"]
+    if tile is None and not is_invariant(implementation):
+        return
+    candidates = candidates_of(avals, params)
+    if tile is not None:
+        candidates.with_tile(tile, implementation)
 
 
 def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
@@ -195,8 +203,9 @@ def plan_product(
 def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: Target) -> Plan[R]:
     exact = problem = candidates.problem
     product, override = params.get("product"), params.get("tile")
-    overriding = None if override is None else candidates.with_tile(override)
-    if params["implementation"] == "xla":
+    implementation = params["implementation"]
+    overriding = None if override is None else candidates.with_tile(override, implementation)
+    if implementation == "xla":
         return Plan(problem, XLA, AS_ASKED, product=product)
     if candidates.unsupported:
         return Plan(problem, XLA, candidates.unsupported, product=product)
@@ -207,7 +216,7 @@ def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: T
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
-    kernels = runnable(candidates.table, addressable)
+    kernels = runnable(candidates.table, addressable, implementation)
     # A size that is not known yet may be any, which the default is never far too slow for.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel

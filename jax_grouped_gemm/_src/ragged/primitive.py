@@ -63,6 +63,7 @@ def _noncontracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
+    per_row=True,
     operand_ranks=(2, 3, 1, 1),
     result_rank=2,
     targets=(call.NONCONTRACTING_TARGET,),
@@ -312,7 +313,7 @@ def _plan_packed(
     avals: Sequence[Any], params: Mapping[str, Any], target: Any
 ) -> Plan[PackedProblem]:
     given: PackedOperands = params["tree"].unflatten(avals)
-    return plan_packed(given.problem, target)
+    return plan_packed(given.problem, target, params["implementation"])
 
 
 def _call_packed(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) -> jax.Array:
@@ -348,6 +349,7 @@ def _packed_dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
 
 PACKED = Op(
     name="packed_ragged_dot",
+    per_row=True,
     operand_ranks=None,
     targets=(packed_call.STREAMED, packed_call.DECODED),
     avals=_packed_aval,

@@ -13,7 +13,7 @@ import numpy as np
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import DEFAULT_TILE, Kernel, TileConfig, TiledKernel
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, Kernel, TileConfig, TiledKernel, always
 from jax_grouped_gemm._src.ragged import split_in_kernel
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
@@ -110,7 +110,11 @@ ALL_ROWS = Kernel("xla_all_rows")
 """XLA's product of all rows with every group's matrix: `whole` says where that is faster."""
 
 SIXTEEN_BITS = (
-    TiledKernel(tile=DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
+    TiledKernel(
+        tile=DEFAULT_TILE,
+        record=("h200_main.json", "qwen3_up/forward/random"),
+        in_order=always,
+    ),
     TiledKernel(
         tile=PINGPONG_TILE,
         schedule="pingpong",
@@ -129,6 +133,7 @@ SIXTEEN_BITS = (
         tile=NARROW_TILE,
         record=("h200_adapters.json", "rank128_down/forward/random"),
         pays=_narrow_pays,
+        in_order=always,
     ),
     TiledKernel(
         tile=STREAM_K_TILE,
@@ -151,6 +156,8 @@ def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
             record=(name, "decode_up/forward/random"),
             runs=rows_stay,
             pays=lambda problem, target: split_in_kernel.pays(problem, terms, target),
+            # The other one has a scale for all rows of a group.
+            in_order=always,
         ),
     )
 

@@ -23,8 +23,10 @@ from jax_grouped_gemm.flax._experts import (
     default_kernel_init,
     forward,
     from_dict,
+    invariant_router_dot,
     parameters,
     quantized_weights,
+    router_dot,
     takes_quantized,
     without_padding,
 )
@@ -169,6 +171,8 @@ class MoE(nnx.Module):
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize`.
+      batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are
+        batch invariant too.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints.
       token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
@@ -199,6 +203,7 @@ class MoE(nnx.Module):
         bias_init: Callable[..., jax.Array] = jax.nn.initializers.zeros,
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
+        batch_invariant: bool = False,
         expert_axis: str | tuple[str, ...] | None = None,
         token_axes: str | tuple[str, ...] | None = None,
         mesh: jax.sharding.Mesh | None = None,
@@ -229,6 +234,7 @@ class MoE(nnx.Module):
         self.precision = precision
         self.implementation = implementation
         self.recipe = recipe
+        self.batch_invariant = batch_invariant
         self.expert_axis = expert_axis
         self.token_axes = token_axes
         self.mesh = mesh
@@ -255,6 +261,7 @@ class MoE(nnx.Module):
             precision=jax.lax.Precision.HIGHEST,
             kernel_init=gate_init,
             bias_init=bias_init,
+            dot_general=invariant_router_dot if batch_invariant else router_dot,
             kernel_metadata=_annotation(("embed", None)),
             bias_metadata=_annotation((None,)),
             rngs=rngs,

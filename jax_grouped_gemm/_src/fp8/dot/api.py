@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
@@ -51,6 +52,7 @@ def fp8_ragged_dot(
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n] of operands that are quantised to FP8.
 
@@ -73,6 +75,8 @@ def fp8_ragged_dot(
       group_offset: see `ragged_dot`.
       implementation: see `ragged_dot`. "cuda" and "xla" compute as the recipe says whatever it
         takes.
+      batch_invariant: see `ragged_dot`. It computes as the recipe says too: whether bf16 is faster
+        depends on the number of rows.
 
     Returns:
       [m, n].
@@ -80,7 +84,7 @@ def fp8_ragged_dot(
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
       ValueError: `implementation` is invalid, or `quantized_rhs` given for scales that are not
-        blockwise.
+        blockwise, or `batch_invariant` with the scaling "tensorwise".
       NotImplementedError: see `ragged_dot`; also for a second derivative.
     """
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
@@ -88,6 +92,7 @@ def fp8_ragged_dot(
     offset = canonical_offset(group_offset)
     _check_operands(lhs, rhs, group_sizes, group_offset)
     run_group_checks(group_sizes, lhs.shape[0], offset, rhs.shape[0])
+    implementation = with_invariance("fp8_ragged_dot", implementation, batch_invariant)
     checked_recipe(recipe)
     if quantized_rhs is not None:
         quantized_rhs = _checked_quantized(quantized_rhs, rhs, recipe)

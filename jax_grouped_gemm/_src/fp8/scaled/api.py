@@ -22,6 +22,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
     checked_int,
     run_group_checks,
+    with_invariance,
 )
 from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.fp8.formats import (
@@ -48,6 +49,7 @@ def scaled_ragged_dot(
     group_offset: ArrayLike | None = None,
     fast_accumulation: bool = False,
     implementation: Implementation = None,
+    batch_invariant: bool = False,
 ) -> jax.Array:
     """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
 
@@ -78,13 +80,15 @@ def scaled_ragged_dot(
         have no such kernel and keep float32 sums. Only where no scale changes along k: "1xk" or
         "tensor", with a scale a column or a matrix of `rhs`.
       implementation: see `ragged_dot`.
+      batch_invariant: see `ragged_dot`.
 
     Returns:
       [m, n].
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
-      ValueError: `lhs_scaling`, `fast_accumulation` or `implementation` is invalid.
+      ValueError: `lhs_scaling`, `fast_accumulation` or `implementation` is invalid, or
+        `batch_invariant` is given for one scale of all rows.
       NotImplementedError: see `ragged_dot`.
     """
     if lhs_scaling != "1x128" and lhs_scaling in LHS_SCALINGS:
@@ -106,7 +110,7 @@ def scaled_ragged_dot(
         preferred_element_type=preferred_element_type,
         group_offset=group_offset,
         fast_accumulation=fast_accumulation,
-        implementation=implementation,
+        implementation=with_invariance("scaled_ragged_dot", implementation, batch_invariant),
     )
 
 

@@ -18,11 +18,13 @@ from jax_grouped_gemm._src.fp8.formats import (
     viewed,
 )
 from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
+from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
     TileConfig,
     TiledKernel,
+    always,
 )
 from jax_grouped_gemm._src.ragged.plan import Candidates
 from jax_grouped_gemm._src.ragged.problem import (
@@ -55,14 +57,28 @@ three more of each element, which is in L2."""
 FP8_STREAM_K_LEAST_STEPS = 96
 """Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
 
+
+def _is_in_blocks(problem: ScaledProblem) -> bool:
+    """Whether scales change along k, so that every kernel multiplies by them after each 128 of it.
+
+    Others are applied at the end by some kernels, and along k by others.
+    """
+    return problem.rhs_scaling == "128x128"
+
+
 NONCONTRACTING_KERNELS = (
-    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random")),
+    TiledKernel(
+        tile=DEFAULT_TILE,
+        record=("h200_fp8.json", "qwen3_up/fp8_forward/random"),
+        in_order=always,
+    ),
     TiledKernel(
         tile=SWAPPED_TILE,
         schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
         pays=lambda problem, target: has_few_rows(problem, SWAPPED_MOST_ROWS),
         blocks=3,
+        in_order=_is_in_blocks,
     ),
     TiledKernel(
         tile=STREAM_K_TILE,
@@ -105,6 +121,12 @@ def noncontracting(
     )
     # FP8 tensor cores read both operands along the contracted dimension.
     form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
+    if is_invariant(params["implementation"]) and problem.lhs_scaling == "tensor":
+        raise ValueError(
+            f"{op}: lhs has one scale for all rows, which batch_invariant cannot have: a row's "
+            "result would depend on the others; take a scale a row, as Recipe.rowwise(), or a "
+            "block, as Recipe.blockwise()"
+        )
     return Candidates(problem, table or NONCONTRACTING_KERNELS, form, _unsupported_reason(problem))
 
 

@@ -69,6 +69,7 @@ def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
 
 NONCONTRACTING = Op(
     name="scaled_ragged_noncontracting",
+    per_row=True,
     operand_ranks=(2, 2, 3, 3, 1, 1),
     targets=(call.NONCONTRACTING_TARGET,),
     avals=_noncontracting_aval,
@@ -110,6 +111,7 @@ def _gathered_reference(lhs, lhs_scale, *operands, **params):
 
 GATHERED_NONCONTRACTING = Op(
     name="gathered_scaled_noncontracting",
+    per_row=True,
     operand_ranks=(2, 2, 3, 3, 1, 1, 1),
     targets=(call.GATHERED_NONCONTRACTING_TARGET,),
     avals=_gathered_noncontracting_aval,

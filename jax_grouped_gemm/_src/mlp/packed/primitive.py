@@ -74,7 +74,9 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 
 def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     given: MlpOperands = of_mlp.problem.given(leaves)
-    of_hidden, *of_down = plan.packed_plans(of_mlp.problem.operands, of_mlp.target)
+    problem = of_mlp.problem
+    implementation = problem.params["implementation"]
+    of_hidden, *of_down = plan.packed_plans(problem.operands, of_mlp.target, implementation)
     experts, weights = given.experts, given.weights
     weights = None if weights is None else weights.astype(jnp.float32)
     quantized = experts.quantized
@@ -144,6 +146,7 @@ def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
 
 PACKED = Op(
     name="packed_mlp",
+    per_row=True,
     operand_ranks=None,
     targets=(call.STREAMED, call.DECODED),
     avals=_aval,

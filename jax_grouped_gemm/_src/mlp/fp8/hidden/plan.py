@@ -9,7 +9,7 @@ from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenProblem
-from jax_grouped_gemm._src.mlp.plan import DTYPE
+from jax_grouped_gemm._src.mlp.problem import DTYPE
 from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
 

@@ -1,0 +1,80 @@
+"""Batch invariance: the bits of a row's result depend on no other row, nor on how many there are.
+
+Primitives have an `Invariant` as their parameter `implementation` instead of None or "cuda", so
+that it travels to cotangents, and through whatever an operation is composed of, as
+`implementation` does. Plans then take kernels alone, of those the ones that are `in_order`, and
+products that split a sum over devices gather instead. Operations whose results are sums over rows,
+such as weight gradients, have no such parameter: `Op.per_row` says which have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+
+class Invariant(enum.Enum):
+    """A parameter `implementation`: invariant where kernels run, and nowhere else if REQUIRED."""
+
+    WHERE_KERNELS_RUN = "batch invariant"
+    REQUIRED = "batch invariant, by kernels alone"
+
+
+# Part of the key of JAX's caches: a jitted function is traced again inside.
+_context = jax.make_user_context(False)
+
+_INVARIANT = {None: Invariant.WHERE_KERNELS_RUN, "cuda": Invariant.REQUIRED}
+
+RULE = "batch invariant: only kernels that sum along k in one order; no sum is cut, none is XLA's"
+"""What `explain` says of plans of products."""
+
+
+@contextlib.contextmanager
+def batch_invariant(enabled: bool = True) -> Iterator[None]:
+    """Context in which a row's results are the same bits whatever other rows are in a call.
+
+    Holds for what this thread calls or traces inside, functions under `jax.jit` and layers of Flax
+    included, and for gradients with respect to rows even if those are computed outside. A jitted
+    function is traced and compiled again inside. Can decorate a function.
+
+        with jgg.batch_invariant():
+            logits = model(tokens)
+
+    It is `batch_invariant=True` of every function of this package that has the argument, and holds
+    for `ragged_dot_general` too where its rows are not contracted. See "Batch invariance" in the
+    page on semantics for what is promised, and for what raises.
+
+    Args:
+      enabled: False ends it for what is called inside.
+
+    Raises:
+      TypeError: `enabled` is no boolean.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled must be True or False, got {enabled!r}")
+    with _context(enabled):
+        yield
+
+
+def is_enabled() -> bool:
+    """Whether the innermost `batch_invariant` asks for it."""
+    return _context.value
+
+
+def is_invariant(implementation: Any) -> bool:
+    """Whether a parameter `implementation` asks for it."""
+    return isinstance(implementation, Invariant)
+
+
+def invariant(implementation: Any) -> Any:
+    """The parameter that asks for it, of an `implementation` that may be invariant."""
+    return _INVARIANT.get(implementation, implementation)
+
+
+def without(implementation: Any) -> Any:
+    """The parameter of an operation whose results are sums over rows."""
+    return {value: name for name, value in _INVARIANT.items()}.get(implementation, implementation)
