@@ -175,8 +175,8 @@ class GradientEpilogue {
     // Rows of 64 bytes, whose four units are permuted as TMA's swizzle of 64 bytes has them.
     int const row = thread / kWarpSize * 16 + thread % 16, half = thread % kWarpSize / 16;
     uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kSubtileRowBytes;
-    float const* const weights = storage_.weights + subtile / kSubtilesAHalf * kRowsPerConsumer +
-                                 sm90::accumulator_row(0);
+    float const* const weights =
+        storage_.weights + subtile / kSubtilesAHalf * kRowsPerConsumer + sm90::accumulator_row(0);
     float const weight[] = {weights[0], weights[8]};
     storage_.loaded[number].wait(rounds_ % 2);
 #pragma unroll
