@@ -4,7 +4,7 @@ python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel
 
 `ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
 their own. All are compiled with `moe.expert_parallel_compiler_options`, so that copy engines send
-what a ppermute sends, but for `nccl`, which is `ours` without. `apart` has
+what a ppermute sends, but for `nccl`, which is `ours` without, and `apart_nccl`. `apart` has
 gradients of tokens travel before the weights' gradients, not beside them. `naive` gathers all
 tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
 sums: MaxText's "ring of experts" with our products. `local` is one GPU's share of the layer without
@@ -12,8 +12,9 @@ any communication: T tokens and E/N experts. A fraction is the time of `local` o
 strategy. Backward passes start from the forward pass's result, so that nothing of them can be done
 before. `links` are the layer's collectives by themselves.
 
-With `--layers auto` it measures a step of each layer, and of six more, in each way that
-`moe.expert_parallel_mlp` could choose, and what it does choose: how far that is from the fastest.
+With `--layer T,D,F,E,K`, which may be given several times, it measures a step of that layer in each
+way that `moe.expert_parallel_mlp` could choose (T tokens a GPU), and what it does choose: how far
+that is from the fastest. `--layers auto` stands for the layers above and six more.
 
 Times are wall times of a queue of calls, by the host's clock.
 """
@@ -65,6 +66,23 @@ from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, pred
 TOLERANCE = 0.02
 
 
+def random_layers(seed: int, count: int = 4) -> list[tuple[int, int, int, int, int]]:
+    """T, D, F, E and k of layers as they might be, whose step takes two GPUs milliseconds."""
+    rng = np.random.default_rng(seed)
+    found: list[tuple[int, int, int, int, int]] = []
+    while len(found) < count:
+        tokens = 2 ** int(rng.integers(11, 15))
+        embed = 128 * int(rng.integers(8, 57))
+        hidden = 64 * int(rng.integers(4, 65))
+        experts = 8 * int(rng.integers(1, 33))
+        top_k = int(rng.integers(1, 9))
+        flops = 18 * tokens * top_k * embed * hidden
+        weights = 3 * experts * embed * hidden
+        if 1e12 < flops < 6e12 and weights < 3e9 and top_k <= experts:
+            found.append((tokens, embed, hidden, experts, top_k))
+    return found
+
+
 LAYERS = {
     layer.name: layer
     for layer in (
@@ -80,11 +98,7 @@ UNTUNED = tuple(
     for t, d, f, e, k in (
         (8192, 2048, 512, 512, 10),
         (8192, 2880, 2880, 32, 4),
-        # At random, as they might be: steps that take two GPUs milliseconds.
-        (2048, 6400, 2752, 32, 3),
-        (16384, 4224, 576, 112, 3),
-        (16384, 3200, 896, 56, 4),
-        (4096, 3584, 3712, 8, 3),
+        *random_layers(2026),
     )
 )
 """Layers that nobody tuned anything for."""
@@ -124,12 +138,14 @@ def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
 
 
 def max_over_mean(experts: jax.Array, problem: Problem) -> float:
+    """Rows of the busiest device over their mean."""
     owner = np.asarray(experts).reshape(-1) // (problem.layer.experts // problem.devices)
     rows = np.bincount(owner, minlength=problem.devices)
     return float(rows.max() / rows.mean())
 
 
 def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Workload:
+    """A layer, judged against the naive path."""
     layer = problem.layer
     expected = jax.jit(result_and_gradients(naive(problem), problem.op))(*operands)
 
@@ -249,8 +265,17 @@ def choices(record: Mapping) -> dict[str, float | str]:
     }
 
 
+def _layer(text: str) -> Layer:
+    numbers = [int(number) for number in text.split(",")]
+    if len(numbers) != 5 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be T,D,F,E,K, five positive integers, got {text!r}")
+    t, d, f, e, k = numbers
+    return Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", [*LAYERS, "auto"], list(LAYERS))
+    parser.add_argument("--layer", action="append", type=_layer, metavar="T,D,F,E,K")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that compile")
     add_choices(parser, "--ops", OPS)
     parser.add_argument("--devices", type=int, help="by default all that there are")
@@ -260,9 +285,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    options.compares_ways = "auto" in options.layers
+    options.compares_ways = options.layer is not None or "auto" in options.layers
+    if "auto" in options.layers:
+        options.layer = [*LAYERS.values(), *UNTUNED, *(options.layer or ())]
     if options.compares_ways:
-        options.layers, options.ops = [*LAYERS.values(), *UNTUNED], [STEP]
+        options.layers, options.ops = options.layer, [STEP]
     else:
         options.layers = [LAYERS[name] for name in options.layers]
     if options.dry_run:

@@ -11,6 +11,11 @@ parameter costs does not depend on their number. All steps are in place. Peers o
 - `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
 - `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
 
+In `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
+weights that the optimiser wrote, `bf16` with the copy that `optax_copy` makes, and
+`fp8_layer` in FP8 with weights that the layer quantises. `part_fp8` and `part_bf16` are the layers
+alone, so that the sums of parts can be compared with the programs.
+
 In `apply`, updates are given: `ours` adds and quantises, and `xla_copy` adds and makes a copy in
 bfloat16. `copy` is the speed of memory.
 """
@@ -33,15 +38,18 @@ from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
-from benchmarks.moe import LAYERS, TINY, Layer
+from benchmarks.moe import LAYERS, TINY, Layer, layer_function, operands
+from benchmarks.moe import Problem as MoeProblem
 from jax_grouped_gemm import optim
 
-ADAMW, APPLY = "adamw", "apply"
-OPS = (ADAMW, APPLY)
+ADAMW, APPLY, PROGRAM = "adamw", "apply", "program"
+OPS = (ADAMW, APPLY, PROGRAM)
 GRADIENTS = ("bfloat16", "float32")
 RATE = 1e-3
-# Weights are about one, and one step differs by rounding alone.
-TOLERANCE = 1e-6
+RECIPE = jgg.Recipe()
+# Weights are about one, and one step differs by rounding alone. In a program, AdamW's first step is
+# the learning rate times the sign of the gradient, which may differ between FP8 and bfloat16.
+TOLERANCE = {ADAMW: 1e-6, APPLY: 1e-6, PROGRAM: 2.1 * RATE}
 
 Params = dict[str, jax.Array]
 
@@ -127,14 +135,63 @@ def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: b
 
 
 def bfloat16_copy(params: Params) -> Params:
+    """What a layer that computes in bfloat16 reads."""
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
 def quantize(params: Params) -> Any:
+    """What a layer in FP8 reads."""
     return jgg.quantize_mlp(**params, implementation=pinned_implementation())
 
 
+def layer_gradients(problem: Problem, matrices: Params, batch: Any, **options: Any) -> Params:
+    """The gradients of the matrices of a layer that computes in bfloat16, or in FP8."""
+    x, experts, weights, dy = batch
+    run = layer_function(MoeProblem(problem.layer, "moe_step"), pinned_implementation())
+    half = bfloat16_copy(matrices)
+    _, _, _, *gradients = run(x, experts, weights, *half.values(), dy, **options)
+    return dict(zip(half, gradients, strict=True))
+
+
+def programs(problem: Problem) -> dict[str, tuple[Role, Step]]:
+    """Layers with their optimisers, ours first, and layers whose weights stay as they are."""
+    ours = of_optimizer(optim.adamw(RATE, recipe=RECIPE, implementation=pinned_implementation()))
+    of_copy = of_optax(optax.adamw(RATE), bfloat16_copy, False)
+
+    def step_of_ours(state, batch):
+        quantized = dict(recipe=RECIPE, quantized=state[1].quantized)
+        return ours.step(state, layer_gradients(problem, state[0], batch, **quantized))
+
+    def step_of_copy(**options):
+        return lambda state, batch: of_copy.step(
+            state, layer_gradients(problem, state[2], batch, **options)
+        )
+
+    def alone(form, **options):
+        def start(params):
+            half = bfloat16_copy(params)
+            return half, jax.jit(form)(params), jax.tree.map(jnp.copy, half)
+
+        def step(state, batch):
+            matrices, quantized, _ = state
+            given = options if quantized is None else options | dict(quantized=quantized)
+            return matrices, quantized, layer_gradients(problem, matrices, batch, **given)
+
+        return Step(start, step)
+
+    return {
+        "ours": (Role.OURS, Step(ours.start, step_of_ours, quantized=ours.quantized)),
+        "bf16": (Role.GROUPED, Step(of_copy.start, step_of_copy())),
+        "fp8_layer": (Role.GROUPED, Step(of_copy.start, step_of_copy(recipe=RECIPE))),
+        "part_fp8": (Role.VARIANT, alone(quantize, recipe=RECIPE)),
+        "part_bf16": (Role.VARIANT, alone(lambda params: None)),
+    }
+
+
 def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
+    """What is measured, ours first."""
+    if problem.op == PROGRAM:
+        return programs(problem)
     pinned = dict(implementation=pinned_implementation())
     if problem.op == APPLY:
         identity = optax.identity()
@@ -190,21 +247,31 @@ class StepPeer(Peer):
         self.name, self.role, self._step = name, role, step
 
     def prepare(self, problem, params, gradients, expected):
-        """Takes the first step. Parameters in 16 bits are other ones, and have no judge."""
-        is_judged = self.name != "ours_copy"
+        """Takes the first step. Parameters in 16 bits are other ones, and a layer alone keeps its
+        own, so that there is no judge."""
+        is_judged = self.name not in ("ours_copy", "part_fp8", "part_bf16")
         return Running(self._step, params, gradients, expected if is_judged else None)
 
 
 def work(problem: Problem, seed: int) -> Workload:
     """A step, judged by Optax's weights after it and by the bits of FP8."""
-    params, given = problem.random(seed), problem.random(seed + 1, problem.gradients)
+    if problem.op == PROGRAM:
+        x, experts, weights, *matrices, dy = operands(problem.layer, seed)
+        params = {
+            name: w.astype(jnp.float32) for name, w in zip(problem.shapes, matrices, strict=True)
+        }
+        given: Any = x, experts, weights, dy
+    else:
+        params, given = problem.random(seed), problem.random(seed + 1, problem.gradients)
     expected = of_optax(
         optax.identity() if problem.op == APPLY else optax.adamw(RATE), lambda params: None, False
     )
 
     @jax.jit
     def once(params, given):
-        return expected.step(expected.start(params), given)[0]
+        is_layer = problem.op == PROGRAM
+        gradients = layer_gradients(problem, params, given) if is_layer else given
+        return expected.step(expected.start(params), gradients)[0]
 
     # With FP8 weights both ways round.
     moments = 0 if problem.op == APPLY else 8
@@ -214,7 +281,7 @@ def work(problem: Problem, seed: int) -> Workload:
         problem.name,
         problem,
         (params, given, once(params, given)),
-        lambda call: (check.Error(call.error), call.error <= TOLERANCE),
+        lambda call: (check.Error(call.error), call.error <= TOLERANCE[problem.op]),
         description={
             "shape": dataclasses.asdict(problem.layer),
             "op": problem.op,
@@ -249,13 +316,13 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         compared.append(Bandwidth("copy", copy_call))
         return session.compare(work(problem, options.seed), compared, host=False)
 
-    layers = [TINY] if options.dry_run else map(LAYERS.get, options.layers)
-    problems = [
-        Problem(fitting(layer, options.parameters), op, gradients)
-        for layer in layers
-        for op in options.ops
-        for gradients in options.gradients
-    ]
+    problems = []
+    for layer in [TINY] if options.dry_run else map(LAYERS.get, options.layers):
+        for op in options.ops:
+            # Rows of an expert are as many as they are, and gradients what layers return.
+            of_op = layer if op == PROGRAM else fitting(layer, options.parameters)
+            dtypes = ["bfloat16"] if op == PROGRAM else options.gradients
+            problems += [Problem(of_op, op, gradients) for gradients in dtypes]
     return [Job(problem.name, functools.partial(measure, problem)) for problem in problems]
 
 

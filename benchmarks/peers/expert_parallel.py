@@ -33,10 +33,19 @@ STRATEGIES: dict[str, dict] = {
     "ours": dict(),
     "nccl": dict(),
     "apart": dict(overlap=False),
+    "apart_nccl": dict(overlap=False),
+    "keeps_x": dict(save="x"),
+    "keeps_rows": dict(save="rows"),
+    "psum_scatter": dict(combine="psum_scatter"),
+    "all_to_all": dict(combine="all_to_all"),
     "room_for_1.25": dict(buffer_factor=1.25),
     "gather_again": dict(save="nothing"),
     "chunks_2": dict(chunks=2),
     "ragged": dict(strategy="ragged_all_to_all"),
+    "sms_124": dict(max_sms=124),
+    "nccl_sms_124": dict(max_sms=124),
+    "nccl_sms_116": dict(max_sms=116),
+    "nccl_sms_108": dict(max_sms=108),
     "tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
     "nccl_tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
 }
@@ -70,6 +79,7 @@ class Problem:
 
 
 def mesh_of(devices: int) -> Mesh:
+    """The first GPUs of this host."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 
@@ -104,6 +114,7 @@ def over_devices(problem: Problem, on_device: Run) -> Run:
 
 
 def strategy(problem: Problem, **options: object) -> Run:
+    """`expert_parallel_mlp` with these options."""
 
     def on_device(x, experts, weights, *matrices):
         routing = routing_of(experts, weights, problem.layer.experts)
