@@ -104,6 +104,19 @@ def layers_decode() -> str:
     return table(["whole layer, us, bf16 and FP8", *header], rows)
 
 
+def layers_packed() -> str:
+    names = dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed"))
+    formats = ("mxfp4", "int4")
+    rows = []
+    for name in names:
+        found = [case("layers_packed", f"{name}/{format}") for format in formats]
+        times = [microseconds(found[0], peer) for peer in ("bf16", "dequantised", "ours")]
+        layer, _, tokens = name.rpartition("_")
+        rows.append([f"`{layer}`, {tokens}", *times, microseconds(found[1])])
+    header = ["layer, tokens", "bfloat16", "MXFP4, dequantised in each call", "MXFP4", "int4"]
+    return table([*header[:1], *(f"{x}, us" for x in header[1:])], rows)
+
+
 def step() -> str:
     (record,) = cases("step").values()
     peers, shape, model = record["peers"], record["shape"], PRESETS[record["shape"]["name"]].model
@@ -238,6 +251,7 @@ def h100_layers() -> str:
 
 
 QUOTES = (
-    layers, layers_fp8_range, layers_recipes, layers_quack, layers_decode, step, expert_parallel,
+    layers, layers_fp8_range, layers_recipes, layers_quack, layers_decode, layers_packed,
+    step, expert_parallel,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip

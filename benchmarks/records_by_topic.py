@@ -27,6 +27,7 @@ RECORDS = {
     "layers_quack": ("h200_moe_quack",),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
+    "layers_packed": ("h100_weight_only",),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
     "fp8": ("h200_fp8",),
