@@ -107,6 +107,7 @@ def test_accumulate(dry_run):
 def test_optimizer(dry_run):
     found = dry_run(optimizer.main)
     assert set(found) == {
+        "tiny/program/bfloat16",
         *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
     }
     for record in found.values():
