@@ -40,7 +40,7 @@ class RunningSum(Call):
         return self._sum
 
     def wait(self, result: Any) -> None:
-        # Of earlier results, nothing is left.
+        # Results of earlier calls are overwritten.
         jax.block_until_ready(self._sum)
 
 

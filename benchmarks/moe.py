@@ -87,8 +87,8 @@ Run = Callable[..., tuple[jax.Array, ...]]
 
 
 def layer_function(problem: Problem, implementation: object, **more: object) -> Run:
-    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients; `more` are
-    arguments of the layer."""
+    """A function of (x, experts, weights, wi_0, wi_1, wo, dy), which returns y and, in a step, all
+    gradients; `more` are arguments of the layer."""
 
     def forward(experts, options, x, weights, *matrices):
         # The layer takes no more of the logits than their shape.

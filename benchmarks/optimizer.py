@@ -236,7 +236,7 @@ class Running(Call):
         return self._state
 
     def wait(self, result: Any) -> None:
-        # Of earlier results, nothing is left.
+        # Results of earlier calls are overwritten.
         jax.block_until_ready(self._state)
 
 

@@ -53,7 +53,7 @@ class Config:
 
     @property
     def flops_per_token(self) -> int:
-        """Of forward and backward pass, without embedding, head and what is computed twice.
+        """FLOPs of forward and backward, without embedding, head and what is computed twice.
 
         Each active parameter takes 6. A layer of attention takes 12 S heads head_dim, of which a
         causal mask leaves half.

@@ -129,8 +129,8 @@ def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -
 
 
 def shardings(params: nnx.State, mesh: Mesh, config: Config, fsdp: bool) -> nnx.State:
-    """Of the parameters: experts along their axis and, with `fsdp`, the embed dimension of experts
-    or the first that the devices divide along "data"."""
+    """Shardings of the parameters: experts along their axis and, with `fsdp`, the embed dimension
+    of experts or the first that the devices divide along "data"."""
 
     def of(keys: Any, param: jax.Array, names: P) -> NamedSharding:
         stacks = config.scan and "blocks" in jax.tree_util.keystr(keys)
@@ -270,7 +270,7 @@ def train(config: Config, options: argparse.Namespace, mesh: Mesh) -> list[float
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """Options of the command line."""
     own = argparse.ArgumentParser(
         prog="python -m examples.pretrain_moe",
         description=__doc__,

@@ -140,8 +140,8 @@ def triangles(a: Any, b: Any | None) -> Any:
 
 
 def triangle_error(out: Any, exact: Any) -> Error:
-    """Of the lower triangles. A short row may cancel, so its error is relative to a typical row of
-    its length at least."""
+    """Compares the lower triangles. A short row may cancel, so its error is relative to a typical
+    row of its length at least."""
     n = exact.shape[-1]
     difference = abs(_module(exact).tril(wide(out)) - exact)
     squares = (abs(exact) ** 2).sum(-1)

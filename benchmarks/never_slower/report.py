@@ -1,4 +1,4 @@
-"""What the records say: who counts, and how many cases are slow.
+"""Counts the slow cases in records, and says which peers count.
 
 Held against the bar is what takes the same operands and returns the same: `jax.lax.ragged_dot`,
 PyTorch's grouped product of 16-bit operands, an expression whose result is the update's triangle

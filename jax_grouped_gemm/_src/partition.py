@@ -30,7 +30,7 @@ BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
 GROUPS = "g"
-"""Of matrices: a row is multiplied by one, so that others add zeros."""
+"""Groups of matrices. A row is multiplied by one matrix, so that other groups add zeros."""
 FIRST = (BATCH, ROWS)
 """Letters that get a mesh axis before others do: with rows and weights split along one axis (FSDP),
 the weights are gathered."""

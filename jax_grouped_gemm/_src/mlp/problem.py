@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 DTYPE = jnp.dtype(jnp.bfloat16)
-"""Of the operands of all kernels of MLPs."""
+"""The dtype that all fused MLP kernels take."""
 
 BIASES = ("b0", "b1", "bo")
 
