@@ -65,6 +65,10 @@ LAYERS = {
         Layer("dsv3_slice", 4096, 7168, 2048, 32, 8),
         Layer("mixtral", 4096, 4096, 14336, 8, 2),
         Layer("gptoss", 8192, 2880, 2880, 32, 4),
+        Layer("nano", 16384, 1280, 128, 192, 8),
+        Layer("granular", 16384, 1536, 192, 160, 6),
+        Layer("qwen3_next", 8192, 2048, 512, 512, 10),
+        Layer("sonic_30b", 32768, 4096, 256, 256, 16),
     )
 }
 TINY = Layer("tiny", 48, 64, 32, 4, 2)
