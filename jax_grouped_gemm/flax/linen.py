@@ -49,8 +49,9 @@ def quantize_params(
     `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
     They are quantised as they are, and not rounded to the `dtype` of a layer before.
 
-    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
-    do not look at theirs, which `params` without them leave out.
+    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", with a `tensor_axis`, or
+    with slices along `fsdp_axis` that are no multiple of 128 features do not look at theirs, which
+    `params` without them leave out.
 
     With a format in place of a recipe, for layers without one, weights are frozen, each a
     `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may

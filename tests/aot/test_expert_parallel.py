@@ -222,3 +222,42 @@ def test_sends_as_many_updates_as_it_takes(target):
 def test_statistics_that_nobody_looks_at_cost_nothing(target):
     program = compile_layer(target, step=False, strategy="all_gather")
     assert "all-reduce" not in collectives(program)
+
+
+@pytest.fixture(scope="module")
+def fp8_step(extension) -> aot.Program:
+    """A step of a layer whose weights came quantised, on the two devices of an FSDP axis."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    target = aot.Target(aot.H200, devices=2)
+    target.mesh = jax.sharding.Mesh(target.mesh.devices.reshape(2, 1), ("fsdp", "expert"))
+    layer = moe.expert_parallel(
+        target.mesh, expert_axis="expert", fsdp_axis="fsdp", token_axes="fsdp", recipe=jgg.Recipe()
+    )
+
+    def step(x, experts, weights, matrices, quantized):
+        def of(x, weights, *matrices):
+            routing = moe.Routing(jnp.zeros((len(x), E), F32), experts, weights)
+            return layer(x, routing, *matrices, quantized=quantized)[0]
+
+        y, vjp = jax.vjp(of, x, weights, *matrices)
+        return y, vjp(jnp.sin(y))
+
+    wi, wo = (jax.ShapeDtypeStruct(shape, BF16) for shape in ((E, D, F), (E, F, D)))
+    quantized = jax.eval_shape(jgg.quantize_mlp, wi, wi, wo)
+    x = jax.ShapeDtypeStruct((T, D), BF16)
+    choices = [jax.ShapeDtypeStruct((T, K), dtype) for dtype in (jnp.int32, F32)]
+    return target.compile(step, x, *choices, (wi, wi, wo), quantized)
+
+
+def test_quantised_weights_are_gathered_in_8_bits(fp8_step):
+    gathered = [i.text for i in fp8_step.entry if i.opcode.startswith("all-gather-start")]
+    assert any("f8e4m3fn" in text for text in gathered)
+    assert not any("bf16" in text for text in gathered)
+    assert "quantize_weights" not in fp8_step.kernels
+
+
+def test_rows_are_not_copied_in_fp8(fp8_step):
+    """Tokens, and gradients of what is summed up to tokens, are quantised before they are rows."""
+    copies = [call.text for call in fp8_step.calls if call.kernel == "dispatch_rows"]
+    assert copies and not any("bf16" in text for text in copies)  # but scales are
+    assert fp8_step.kernels["combine_rows"] == 2

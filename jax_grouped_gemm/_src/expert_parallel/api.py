@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights
@@ -65,6 +66,7 @@ def expert_parallel_mlp(
     precision: jax.lax.PrecisionLike = None,
     implementation: Any = None,
     recipe: Recipe | None = None,
+    quantized: QuantizedMlp | None = None,
     batch_invariant: bool = False,
 ) -> tuple[jax.Array, ExpertParallelStats]:
     """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
@@ -140,6 +142,8 @@ def expert_parallel_mlp(
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
+      quantized: what `jax_grouped_gemm.quantize_mlp` returns for this device's experts, see
+        `moe.dropless_mlp`; not with `tensor_axis`.
       batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
         tokens there are and over how many devices experts are divided, see `moe.dropless_mlp`. Each
         row then travels alone, by "ragged_all_to_all", and a token's are added up in the order of
@@ -155,7 +159,8 @@ def expert_parallel_mlp(
         such as E and the number of local experts.
       ValueError: an axis is none of the mesh, or an option is none; or `batch_invariant` together
         with `buffer_factor`, `tensor_axis`, `dispatch_recipe`, `combine`, the strategy
-        "all_gather", or where rows cannot travel.
+        "all_gather", or where rows cannot travel; or `quantized` with `tensor_axis` or without a
+        recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)
@@ -170,6 +175,11 @@ def expert_parallel_mlp(
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     if wanted.batch_invariant:
         _check_invariant(group, dispatch_recipe)
+    if quantized is not None and group.tensor:
+        raise ValueError(
+            f"{FUNCTION}: quantized must be None with tensor_axis, got {group.tensor}: gate and up "
+            "are one quantised matrix, of which devices have no slices of hidden features"
+        )
     check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
     _check_experts(gate.shape[0], routing.logits.shape[-1], group)
     b0, b1, bo = checked_biases(FUNCTION, biases, x, gate, up, down)
@@ -183,6 +193,7 @@ def expert_parallel_mlp(
         precision,
         implementation,
         recipe,
+        quantized,
         max_sms=_checked_limit(max_sms),
     )
     if not x.size:

@@ -122,8 +122,11 @@ def _gathered(x, choices, experts, group, schedule):
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
+        elif experts.combines:
+            y = experts.sums_on_tokens(everybody, pairs, weights, quantized)
+            return collectives.scatter(y, group, schedule.combine), experts.weights
         else:
-            rows = experts.on_tokens(everybody, pairs, weights, quantized)
+            rows = experts.on_tokens(everybody, pairs, weights)
         rows = checkpoint_name(rows, "mlpwo")
         return _returned(rows, pairs, experts, group, schedule.combine), experts.weights
 

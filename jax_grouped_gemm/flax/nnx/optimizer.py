@@ -36,9 +36,9 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    Quantised are the weights that `quantize` would, of every `MoE` with a recipe in FP8 and without
-    an `expert_axis`, whatever `select` of the optimiser says. They are in the layers, as variables
-    of the type `Quantized`. Layers that share their parameters share those too.
+    Quantised are the weights of those layers whose weights `quantize` would, whatever `select` of
+    the optimiser says. They are in the layers, as variables of the type `Quantized`. Layers that
+    share their parameters share those too.
 
     Attributes:
       step: how often `update` was called.

@@ -167,7 +167,8 @@ CHANNELS = _planned_op(
 
 
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
-    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks, of which those without
+    rows of a group are undefined."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
     return values
 

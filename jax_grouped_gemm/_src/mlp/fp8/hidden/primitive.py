@@ -60,7 +60,8 @@ def ragged_hidden_gradients(
 ) -> HiddenGradients | JoinedGradients:
     """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
     in transposed blocks of the rows of each group, see `quantizers.quantize_ragged`. If `joined`,
-    and a kernel computes them, `JoinedGradients`."""
+    and a kernel computes them, `JoinedGradients`. In rows of no group, gradients of weights are
+    zero if dh is, and everything else is undefined."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
     joined = joined and implementation != "xla" and not unfused_ragged_reason(layer, operands)
