@@ -67,6 +67,17 @@ def test_the_map_has_every_shared_file_and_folder():
     assert not missing
 
 
+PLANNING = {"device", "explain", "fallback", "fp64", "kernels", "plan", "plan_fp64", "prediction"}
+PLANNING |= {"problem", "schedule", "sizes", "split_in_kernel", "tiles", "whole"}
+"""Names of the modules that describe problems, choose kernels, predict times and explain plans."""
+MOST_LINES_OF_PLANNING = 5908
+
+
+def test_planning_is_short():
+    planning = [path for path in MODULES if path.stem in PLANNING]
+    assert sum(len(path.read_text().splitlines()) for path in planning) <= MOST_LINES_OF_PLANNING
+
+
 STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}
 """The file of an operation's folder that calls a function."""
 MOST_LINES = 400

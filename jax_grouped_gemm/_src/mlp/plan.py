@@ -125,11 +125,13 @@ class MlpPlan(Plan[MlpProblem]):
       gather: how rows of tokens get there: "in place", where the kernel reads them from the tokens;
         "before", by a kernel that copies them; empty if x has the rows.
       target: the device.
+      packed: the plans of the products of packed matrices: of gate and up, and of down.
     """
 
     epilogue: str = ""
     gather: Literal["", "before", "in place"] = ""
     target: Target = H200
+    packed: tuple[Plan[PackedProblem], ...] = ()
 
     def compose(self, *operands: jax.Array) -> Any:
         """The operation as ragged products."""
@@ -198,30 +200,25 @@ def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     """Plans a `packed_mlp`, which is bound where kernels compute it."""
     problem: MlpProblem[MlpOperands] = _problem("packed_mlp", avals, params)
     operands = problem.operands
-    plans = packed_plans(operands, target, params["implementation"])
+    implementation = params["implementation"]
+    plans = tuple(
+        plan_packed_product(product, target, implementation) for product in operands.packed_products
+    )
     return MlpPlan(
         problem,
         plans[0].kernel,
         kernel_problem=problem,
         grid=plans[0].grid,
         workspace_bytes=max(plan.workspace_bytes for plan in plans),
-        notes=tuple(map(_note, ("gate and up", "down"), plans)),
+        notes=tuple(
+            f"{name}: {plan.kernel.name}, {plan.prediction}"
+            for name, plan in zip(("gate and up", "down"), plans, strict=False)
+        ),
         epilogue=_epilogue(operands.experts, operands.weights, params["activation"]),
         gather="" if operands.rows.rows is None else "in place",
         target=target,
+        packed=plans,
     )
-
-
-def _note(name: str, plan: Plan[PackedProblem]) -> str:
-    return f"{name}: {plan.kernel.name}, {plan.prediction}"
-
-
-def packed_plans(
-    operands: MlpOperands, target: Target, implementation: Any
-) -> list[Plan[PackedProblem]]:
-    """Those of gate and up, which are one, and of down, if it is there."""
-    products = operands.packed_products
-    return [plan_packed_product(product, target, implementation) for product in products]
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:

@@ -74,9 +74,7 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 
 def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     given: MlpOperands = of_mlp.problem.given(leaves)
-    problem = of_mlp.problem
-    implementation = problem.params["implementation"]
-    of_hidden, *of_down = plan.packed_plans(problem.operands, of_mlp.target, implementation)
+    of_hidden, *of_down = of_mlp.packed
     experts, weights = given.experts, given.weights
     weights = None if weights is None else weights.astype(jnp.float32)
     quantized = experts.quantized
