@@ -27,12 +27,13 @@ class GridBarrier {
     word().fetch_add(blockIdx.x == 0 ? kTurned - others : 1, cuda::memory_order_release);
   }
 
-  // By one thread.
+  // By all threads of a warp.
   __device__ void wait() const {
-    // Not acquired in each turn, which would empty L1, nor as often as possible: blocks that arrive
-    // change the same word.
-    while (((before_ ^ word().load(cuda::memory_order_relaxed)) & kTurned) == 0) __nanosleep(100);
-    cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
+    if (threadIdx.x % kWarpSize == 0) {
+      while (((before_ ^ word().load(cuda::memory_order_acquire)) & kTurned) == 0) {
+      }
+    }
+    __syncwarp();
   }
 
  private:

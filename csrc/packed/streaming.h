@@ -45,7 +45,6 @@ struct StreamingConfig
 template <class Config>
 struct StreamingStorage : StageStorage<Config> {
   alignas(8) sm90::Barrier partials_there[2];  // of either schedule
-  sm90::Barrier hidden_there;                  // of all blocks
   float sums[Config::kSums][kTeamThreads];     // of the second team
   int sizes[few_rows::kGroupsAtOnce];
   int offset;
@@ -222,7 +221,7 @@ struct StreamingTiles {
 
   template <class Shared>
   __device__ static __forceinline__ void schedule(Params const& params, Shared& shared, int rank,
-                                                  sm90::WorkIterator& slot) {
+                                  sm90::WorkIterator& slot) {
     GroupSizes const groups = few_rows::read_sizes(params.groups, shared);
     auto const schedule_of = [&](int cluster, int clusters) {
       return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
@@ -234,8 +233,8 @@ struct StreamingTiles {
   // A warp that brings rows is ahead of those that multiply, so they need not wait for another
   // block's sums as well. A block adds some in its last tile that has a product, and in no other.
   template <class Shared>
-  __device__ static __forceinline__ void bring(Params const& params, Shared& shared, int warp,
-                                               Place& place, int k = 0) {
+  __device__ static __forceinline__ void bring(Params const& params, Shared& shared, int warp, Place& place,
+                               int k = 0) {
     sm90::for_each_tile<Config>(shared, place, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage);
       if (warp == 0 && work.partials > 0) {
@@ -249,8 +248,8 @@ struct StreamingTiles {
   }
 
   template <class Shared>
-  __device__ static __forceinline__ void consume(Params const& params, Shared& shared, int team,
-                                                 Place& place, int k = 0) {
+  __device__ static __forceinline__ void consume(Params const& params, Shared& shared, int team, Place& place,
+                                 int k = 0) {
     sm90::for_each_tile<Config>(shared, place, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
         if (team == 0) {
@@ -286,7 +285,6 @@ struct StreamingBase {
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
       sm90::set_arrivals(shared.partials_there, 1);
-      shared.hidden_there.init(1);
       sm90::fence_barriers();
     }
   }
@@ -361,11 +359,7 @@ struct StreamingMlpRoles : StreamingBase<StreamingConfig<kFormat, kHasUp>> {
     GridBarrier const all;
     typename Hidden::Place place;
     Hidden::bring(params.hidden, shared, warp, place);
-    if (warp == 0 && DeviceWarp::leads()) {
-      all.wait();
-      shared.hidden_there.arrive();
-    }
-    shared.hidden_there.wait(0);
+    all.wait();
     Down::bring(params.down, shared, warp, place, 1);
   }
 
