@@ -45,7 +45,6 @@ XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedWeightGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggFewRowsDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggStreamedPackedDot(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggStreamedPackedMlp(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDecodedPackedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggUnpackMatrices(XLA_FFI_CallFrame* call_frame);
 }

@@ -68,7 +68,6 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
   targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   targets["jax_grouped_gemm.streamed_packed_dot.v1"] = encapsulate(JggStreamedPackedDot);
-  targets["jax_grouped_gemm.streamed_packed_mlp.v1"] = encapsulate(JggStreamedPackedMlp);
   targets["jax_grouped_gemm.decoded_packed_dot.v1"] = encapsulate(JggDecodedPackedDot);
   targets["jax_grouped_gemm.unpack_matrices.v1"] = encapsulate(JggUnpackMatrices);
   return targets;

@@ -78,35 +78,32 @@ struct Packing {
   }
 };
 
-// What a call has besides its attributes and the operands that need not be there.
-struct PackedCall {
-  ffi::AnyBuffer x;
-  ffi::AnyBuffer values;
-  Sizes group_sizes;
-  Sizes group_offset;
-  ffi::RemainingRets results;
-};
-
-// The arguments of the product of one matrix, or of gate and up.
-ffi::Error take(PackedCall call, Attributes& asked, OptionalOperands& given, packed::Arguments& a) {
-  auto const tokens = Shape<2>::of("x", call.x);
+// `workspace` is null for the kernel without one.
+ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t stream,
+                      ffi::AnyBuffer x, ffi::AnyBuffer values, Sizes group_sizes,
+                      Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                      ffi::Dictionary attributes) {
+  auto const tokens = Shape<2>::of("x", x);
   if (!tokens) return tokens.error();
-  auto out = call.results.get<ffi::AnyBuffer>(0);
+  auto out = results.get<ffi::AnyBuffer>(0);
   if (!out) return out.error();
   auto const rows = Shape<2>::of("the result", **out);
   if (!rows) return rows.error();
+  Attributes asked(attributes);
   auto const format = asked.get<std::string_view>("format");
   auto const group_size = asked.get<int32_t>("group_size");
+  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
   if (asked.error().failure()) return asked.error();
-  auto const packing = Packing::of(format, group_size, call.values, tokens->size[1], rows->size[1]);
+  auto const packing = Packing::of(format, group_size, values, tokens->size[1], rows->size[1]);
   if (!packing) return packing.error();
 
+  packed::Arguments a{};
   a.format = packing->format;
   a.group_size = group_size;
-  auto error = take({call.x, call.group_sizes, call.group_offset, call.results}, asked, given,
-                    packing->matrices, packing->k, a.product);
+  auto error = take({x, group_sizes, group_offset, results}, asked, given, packing->matrices,
+                    packing->k, a.product);
   if (error.failure()) return error;
-  a.gate = packing->take(given, "", call.values.untyped_data());
+  a.gate = packing->take(given, "", values.untyped_data());
   std::array const shape{packing->matrices, packing->strips(), packing->records(),
                          packed::record_bytes(a.format)};
   if (auto const* up = given.take("up_values", shape, {ffi::DataType::U8})) {
@@ -121,100 +118,37 @@ ffi::Error take(PackedCall call, Attributes& asked, OptionalOperands& given, pac
     return invalid("gate and up both have zero points, or neither has");
   }
   if (has_up && !a.product.has_activation) return invalid("two matrices need an activation");
-  return take_results(call.results, has_up, a.product);
+  error = take_results(results, has_up, a.product);
+  if (error.failure()) return error;
+
+  if (workspace == nullptr) {
+    error = whole_vectors("x", x);
+    if (error.failure()) return error;
+    return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
+  }
+  if (workspace_bytes < packed::kPartialBytes) {
+    return invalid("the workspace has " + std::to_string(workspace_bytes) +
+                   " bytes, but partial sums of a thread block take " +
+                   std::to_string(packed::kPartialBytes));
+  }
+  a.workspace = workspace;
+  a.workspace_bytes = workspace_bytes;
+  return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 
 using Workspace = ffi::Result<ffi::BufferR1<ffi::DataType::U8>>;
-
-ffi::Error take(Workspace workspace, packed::Arguments& a) {
-  a.workspace = workspace->typed_data();
-  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (a.workspace_bytes >= packed::kPartialBytes) return ffi::Error::Success();
-  return invalid("the workspace has " + std::to_string(a.workspace_bytes) +
-                 " bytes, but partial sums of a thread block take " +
-                 std::to_string(packed::kPartialBytes));
-}
 
 ffi::Error streamed_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
                                Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
                                Workspace workspace, ffi::RemainingRets results,
                                ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  packed::Arguments a{};
-  auto error = take({x, values, group_sizes, group_offset, results}, asked, given, a);
-  if (error.success()) error = take(workspace, a);
-  if (error.failure()) return error;
-  return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
+  return packed_dot(workspace->typed_data(), static_cast<int64_t>(workspace->size_bytes()), stream,
+                    x, values, group_sizes, group_offset, operands, results, attributes);
 }
 
-// The first of the results are rows of hidden.
-ffi::Error streamed_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
-                               Sizes group_sizes, Sizes group_offset, ffi::AnyBuffer down_values,
-                               ffi::RemainingArgs operands, Workspace workspace,
-                               ffi::Result<ffi::AnyBuffer> out, ffi::RemainingRets results,
-                               ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  packed::Arguments hidden{};
-  auto error = take({x, values, group_sizes, group_offset, results}, asked, given, hidden);
-  if (error.success()) error = take(workspace, hidden);
-  if (error.failure()) return error;
-  mlp::GatedArguments const& of_hidden = hidden.product;
-  int const m = of_hidden.groups.rows, k = of_hidden.n;
-  auto const rows = Shape<2>::of("the result", *out);
-  if (!rows) return rows.error();
-  if (!hidden.up.values) return invalid("the kernel of an MLP wants a matrix of up");
-  if (k % 8 != 0) return invalid("rows of hidden have to be multiples of 16 bytes");
-  if (rows->batched || rows->size[0] != m || out->element_type() != ffi::DataType::BF16) {
-    return invalid("the result does not fit the rows of hidden");
-  }
-  int const n = rows->size[1];
-  auto const packing =
-      Packing::of(asked.get<std::string_view>("format"), hidden.group_size, down_values, k, n);
-  if (!packing) return packing.error();
-  if (packing->matrices != of_hidden.groups.local_groups) {
-    return invalid("the matrices of down do not fit the others");
-  }
-
-  packed::Arguments down = hidden;
-  down.up = {};
-  down.gate = packing->take(given, "down_", down_values.untyped_data());
-  mlp::GatedArguments& product = down.product;
-  product = {};
-  product.x = of_hidden.hidden;
-  product.tokens = m;
-  product.divisor = 1;
-  product.type = of_hidden.type;
-  product.groups = of_hidden.groups;
-  product.max_sms = of_hidden.max_sms;
-  product.k = k;
-  product.n = n;
-  product.hidden = out->untyped_data();
-  if (given.has("down_bias")) {
-    std::array const shape{packing->matrices, n};
-    constexpr auto kFloat = ffi::DataType::F32;
-    product.gate_bias.data = given.take("down_bias", shape, {ffi::DataType::BF16, kFloat});
-    product.gate_bias.is_float32 = given.type_of("down_bias") == kFloat;
-    product.weights = of_hidden.weights;
-  }
-  if (given.error().failure()) return given.error();
-  if (!packing->has_all(down.gate)) return invalid("scales of the matrices of down are missing");
-  // The product of rows that nobody owns reads none of them.
-  hidden.product.groups.zeroes_unowned = false;
-  return launched(packed::streamed_mlp(hidden, down, stream), "streamed_packed_mlp");
-}
-
-ffi::Error decoded_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
-                              Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
-                              ffi::RemainingRets results, ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  packed::Arguments a{};
-  auto error = take({x, values, group_sizes, group_offset, results}, asked, given, a);
-  if (error.success()) error = whole_vectors("x", x);
-  if (error.failure()) return error;
-  return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
+template <class... Arguments>
+ffi::Error decoded_packed_dot(cudaStream_t stream, Arguments... arguments) {
+  return packed_dot(nullptr, 0, stream, arguments...);
 }
 
 ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::RemainingArgs operands,
@@ -245,7 +179,8 @@ auto with_operands() {
       .Arg<ffi::AnyBuffer>()  // x
       .Arg<ffi::AnyBuffer>()  // values of the matrices, or of the gate
       .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>();          // group_offset
+      .Arg<Sizes>()           // group_offset
+      .RemainingArgs();       // as `optional` names them
 }
 
 }  // namespace
@@ -253,23 +188,14 @@ auto with_operands() {
 
 JGG_DEFINE_HANDLER(JggStreamedPackedDot, jgg::streamed_packed_dot,
                    jgg::with_operands()
-                       .RemainingArgs()  // as `optional` names them
                        .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
                        .RemainingRets()  // the result; gate and up, if kept
                        .Attrs());
-JGG_DEFINE_HANDLER(JggStreamedPackedMlp, jgg::streamed_packed_mlp,
-                   jgg::with_operands()
-                       .Arg<jgg::ffi::AnyBuffer>()  // values of down
-                       .RemainingArgs()             // as `optional` names them
-                       .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
-                       .Ret<jgg::ffi::AnyBuffer>()
-                       .RemainingRets()  // hidden
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggDecodedPackedDot, jgg::decoded_packed_dot,
-                   jgg::with_operands()
-                       .RemainingArgs()  // as `optional` names them
-                       .RemainingRets()  // the result; gate and up, if kept
-                       .Attrs());
+JGG_DEFINE_HANDLER(
+    JggDecodedPackedDot, [](auto... arguments) { return jgg::decoded_packed_dot(arguments...); },
+    jgg::with_operands()
+        .RemainingRets()  // the result; gate and up, if kept
+        .Attrs());
 JGG_DEFINE_HANDLER(JggUnpackMatrices, jgg::unpack_matrices,
                    jgg::on_stream()
                        .Arg<jgg::ffi::AnyBuffer>()  // values

@@ -4,7 +4,6 @@
 namespace jgg::packed {
 
 template cudaError_t streamed<Format::kInt8>(Arguments const&, cudaStream_t);
-template cudaError_t streamed_mlp<Format::kInt8>(Arguments const&, Arguments const&, cudaStream_t);
 template cudaError_t decoded<Format::kInt8>(Arguments const&, cudaStream_t);
 
 }  // namespace jgg::packed

@@ -51,10 +51,6 @@ constexpr int64_t kPartialBytes = 16 * 128 * sizeof(float) + sizeof(uint32_t);
 // Reads matrices as fast as memory gives them: for groups of up to 16 rows. Any k, any n.
 cudaError_t streamed_dot(Arguments const& arguments, cudaStream_t stream);
 
-// Both products of an MLP in one kernel: `hidden` with matrices of gate and of up, whose rows
-// `down` multiplies, with the same workspace. Its k is a multiple of 8.
-cudaError_t streamed_mlp(Arguments const& hidden, Arguments const& down, cudaStream_t stream);
-
 // For groups of more rows. k is a multiple of 8.
 cudaError_t decoded_dot(Arguments const& arguments, cudaStream_t stream);
 

@@ -8,8 +8,6 @@ namespace jgg::packed {
 template <Format kFormat>
 cudaError_t streamed(Arguments const& arguments, cudaStream_t stream);
 template <Format kFormat>
-cudaError_t streamed_mlp(Arguments const& hidden, Arguments const& down, cudaStream_t stream);
-template <Format kFormat>
 cudaError_t decoded(Arguments const& arguments, cudaStream_t stream);
 
 namespace {
@@ -21,12 +19,6 @@ using Formats = OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8>;
 cudaError_t streamed_dot(Arguments const& a, cudaStream_t stream) {
   return with_constants([&](auto format) { return streamed<format.value>(a, stream); },
                         Formats{a.format});
-}
-
-cudaError_t streamed_mlp(Arguments const& hidden, Arguments const& down, cudaStream_t stream) {
-  return with_constants(
-      [&](auto format) { return streamed_mlp<format.value>(hidden, down, stream); },
-      Formats{hidden.format});
 }
 
 cudaError_t decoded_dot(Arguments const& a, cudaStream_t stream) {

@@ -4,16 +4,12 @@
 //
 // All units are cut along K into equal shares, or a multiprocessor in three would be idle where a
 // token visits four experts. Partial sums are few.
-//
-// A whole MLP is one kernel, of two schedules: matrices of the second product stream while the
-// blocks that are still busy finish hidden rows of the first one.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
 
 #include "few_rows/sizes.h"
 #include "packed/epilogue.h"
-#include "packed/grid_barrier.h"
 #include "scheduler/even_assignment.h"
 #include "scheduler/stream_k_schedule.h"
 #include "sm90/fixup/announcement.h"
@@ -44,8 +40,8 @@ struct StreamingConfig
 
 template <class Config>
 struct StreamingStorage : StageStorage<Config> {
-  alignas(8) sm90::Barrier partials_there[2];  // of either schedule
-  float sums[Config::kSums][kTeamThreads];     // of the second team
+  alignas(8) sm90::Barrier partials_there;
+  float sums[Config::kSums][kTeamThreads];  // of the second team
   int sizes[few_rows::kGroupsAtOnce];
   int offset;
 };
@@ -66,9 +62,10 @@ __device__ __forceinline__ void multiply_step(Record const& record,
 
 // Adds a team's part of the product with the first kBlocks eights of rows. Calls `before_last()`
 // when all but the last stage is done.
-template <class Config, int kBlocks, class Shared, class BeforeLast>
-__device__ __forceinline__ void multiply(Params const& params, Shared& shared, int records,
-                                         int team, sm90::StageIterator<Config::kStages>& stage,
+template <class Config, int kBlocks, class BeforeLast>
+__device__ __forceinline__ void multiply(Params const& params, StreamingStorage<Config>& shared,
+                                         int records, int team,
+                                         sm90::StageIterator<Config::kStages>& stage,
                                          few_rows::Sums<kBlocks>& sums,
                                          BeforeLast const& before_last) {
   int const lane = threadIdx.x % kWarpSize, thread = threadIdx.x % kTeamThreads;
@@ -155,9 +152,10 @@ class Partials {
   Params const& params_;
 };
 
-template <class Config, int kBlocks, class Shared>
-__device__ __forceinline__ void compute_blocks(Params const& params, Shared& shared,
-                                               sm90::Barrier& partials_there, WorkTile const& work,
+template <class Config, int kBlocks>
+__device__ __forceinline__ void compute_blocks(Params const& params,
+                                               StreamingStorage<Config>& shared,
+                                               WorkTile const& work,
                                                sm90::StageIterator<Config::kStages>& stage,
                                                int team) {
   using Partials = packed::Partials<Config>;
@@ -176,7 +174,7 @@ __device__ __forceinline__ void compute_blocks(Params const& params, Shared& sha
                               if (!kEarly || !stores) return;
                               terms = epilogue.template read<kBlocks>();
                               if (work.partials == 0) return;
-                              partials_there.wait(0);
+                              shared.partials_there.wait(0);
                               partials.add(work.slot, next);
                             });
   constexpr int kBoth = kTeams * kTeamThreads;
@@ -199,84 +197,23 @@ __device__ __forceinline__ void compute_blocks(Params const& params, Shared& sha
     Partials::template each<kBlocks>(
         [&](int, int strip, int block, int e) { sums[strip][block][e] += next[strip][block][e]; });
   } else if (work.partials > 0) {
-    partials_there.wait(0);
+    shared.partials_there.wait(0);
   }
   for (int i = kEarly; i < work.partials; ++i) partials.add(work.slot + i, sums);
   if constexpr (!kEarly) terms = epilogue.template read<kBlocks>();
   epilogue.store(sums, terms);
 }
 
-// What the roles do with the tiles of one schedule. `k` is which of two it is.
-template <class Config>
-struct StreamingTiles {
-  using Place = sm90::RingPlace<Config::kStages>;
-
-  template <class Shared>
-  __device__ static __forceinline__ void load(Params const& params, Shared& shared, Place& place) {
-    sm90::for_each_tile<Config>(shared, place, [&](WorkTile const& work, auto& stage) {
-      load_records<Config>(params, shared, work, stage,
-                           static_cast<uint64_t>(sm90::LoadHint::kEvictFirst));
-    });
-  }
-
-  template <class Shared>
-  __device__ static __forceinline__ void schedule(Params const& params, Shared& shared, int rank,
-                                  sm90::WorkIterator& slot) {
-    GroupSizes const groups = few_rows::read_sizes(params.groups, shared);
-    auto const schedule_of = [&](int cluster, int clusters) {
-      return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
-                             EvenAssignment>(groups, params.n, params.k, cluster, clusters);
-    };
-    sm90::schedule_pieces<Config>(schedule_of, shared, rank, slot);
-  }
-
-  // A warp that brings rows is ahead of those that multiply, so they need not wait for another
-  // block's sums as well. A block adds some in its last tile that has a product, and in no other.
-  template <class Shared>
-  __device__ static __forceinline__ void bring(Params const& params, Shared& shared, int warp, Place& place,
-                               int k = 0) {
-    sm90::for_each_tile<Config>(shared, place, [&](WorkTile const& work, auto& stage) {
-      load_rows<Config>(params, shared, work, stage);
-      if (warp == 0 && work.partials > 0) {
-        if (DeviceWarp::leads()) {
-          Partials<Config>(params).await(work.slot, work.partials);
-          shared.partials_there[k].arrive();
-        }
-        __syncwarp();
-      }
-    });
-  }
-
-  template <class Shared>
-  __device__ static __forceinline__ void consume(Params const& params, Shared& shared, int team, Place& place,
-                                 int k = 0) {
-    sm90::for_each_tile<Config>(shared, place, [&](WorkTile const& work, auto& stage) {
-      if (work.k_tiles == 0) {
-        if (team == 0) {
-          few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads);
-        }
-        return;
-      }
-      few_rows::with_blocks<Config::kBlocksOfRows>(uniform(work.extent - work.m), [&](auto blocks) {
-        compute_blocks<Config, blocks.value>(params, shared, shared.partials_there[k], work, stage,
-                                             team);
-      });
-    });
-  }
-};
-
-// What both kernels have in common.
 template <class Config_>
-struct StreamingBase {
+struct StreamingRoles {
   using Config = Config_;
+  using Params = packed::Params;
   using Shared = StreamingStorage<Config>;
   static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
   static constexpr int kThreads = (2 + kRowWarps + kTeams * kTeamWarps) * kWarpSize;
   static constexpr int kBlocks = kStreamingBlocks;
-  static constexpr int kBoth = kTeams * kTeamThreads;
   static_assert(sizeof(Shared) <= few_rows::kSharedMemory);
 
-  template <class Params>
   __device__ static void initialize(Params const&, Shared& shared) {
     constexpr int kConsumerWarps = kTeams * kTeamWarps;
     if (threadIdx.x == 0) {
@@ -284,95 +221,58 @@ struct StreamingBase {
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
-      sm90::set_arrivals(shared.partials_there, 1);
+      shared.partials_there.init(1);
       sm90::fence_barriers();
     }
   }
-};
-
-template <class Config_>
-struct StreamingRoles : StreamingBase<Config_> {
-  using Base = StreamingBase<Config_>;
-  using typename Base::Config;
-  using typename Base::Shared;
-  using Params = packed::Params;
-  using Tiles = StreamingTiles<Config>;
 
   __device__ static void load(Params const& params, Shared& shared, int) {
-    typename Tiles::Place place;
-    Tiles::load(params, shared, place);
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_records<Config>(params, shared, work, stage,
+                           static_cast<uint64_t>(sm90::LoadHint::kEvictFirst));
+    });
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int rank) {
-    sm90::WorkIterator slot;
-    Tiles::schedule(params, shared, rank, slot);
+    GroupSizes const groups = few_rows::read_sizes(params.groups, shared);
+    auto const schedule_of = [&](int cluster, int clusters) {
+      return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
+                             EvenAssignment>(groups, params.n, params.k, cluster, clusters);
+    };
+    sm90::schedule_pieces<Config>(schedule_of, shared, rank);
   }
 
+  // A warp that brings rows is ahead of those that multiply, so they need not wait for another
+  // block's sums as well. A block adds some in its last tile that has a product, and in no other.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
-    typename Tiles::Place place;
-    Tiles::bring(params, shared, warp, place);
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_rows<Config>(params, shared, work, stage);
+      if (warp == 0 && work.partials > 0) {
+        if (DeviceWarp::leads()) {
+          Partials<Config>(params).await(work.slot, work.partials);
+          shared.partials_there.arrive();
+        }
+        __syncwarp();
+      }
+    });
   }
 
   __device__ static void consume(Params const& params, Shared& shared, int team) {
+    constexpr int kBoth = kTeams * kTeamThreads;
     // Room for the second team's first sums.
-    if (team == 0) sm90::arrive_named(Base::kBoth, kSumsTaken);
-    typename Tiles::Place place;
-    Tiles::consume(params, shared, team, place);
-    if (team == 1) sm90::sync_named(Base::kBoth, kSumsTaken);
-  }
-};
-
-// An MLP whose rows of hidden are in memory between its products.
-struct MlpParams {
-  Params hidden;
-  Params down;
-};
-
-template <Format kFormat, bool kHasUp>
-struct StreamingMlpRoles : StreamingBase<StreamingConfig<kFormat, kHasUp>> {
-  using Base = StreamingBase<StreamingConfig<kFormat, kHasUp>>;
-  using typename Base::Config;
-  using typename Base::Shared;
-  using Params = MlpParams;
-  using DownConfig = StreamingConfig<kFormat, false>;
-  using Hidden = StreamingTiles<Config>;
-  using Down = StreamingTiles<DownConfig>;
-  static constexpr bool kIsCooperative = true;
-  // Both products go through the same stages.
-  static_assert(sizeof(Shared) == sizeof(StreamingStorage<DownConfig>));
-
-  __device__ static void load(Params const& params, Shared& shared, int) {
-    typename Hidden::Place place;
-    Hidden::load(params.hidden, shared, place);
-    sm90::fence_compiler();
-    Down::load(params.down, shared, place);
-  }
-
-  __device__ static void schedule(Params const& params, Shared& shared, int rank) {
-    sm90::WorkIterator slot;
-    Hidden::schedule(params.hidden, shared, rank, slot);
-    sm90::fence_compiler();
-    Down::schedule(params.down, shared, rank, slot);
-  }
-
-  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
-    GridBarrier const all;
-    typename Hidden::Place place;
-    Hidden::bring(params.hidden, shared, warp, place);
-    all.wait();
-    Down::bring(params.down, shared, warp, place, 1);
-  }
-
-  __device__ static void consume(Params const& params, Shared& shared, int team) {
-    if (team == 0) sm90::arrive_named(Base::kBoth, kSumsTaken);
-    typename Hidden::Place place;
-    Hidden::consume(params.hidden, shared, team, place);
-    if (team == 0) {
-      sm90::sync_named(kTeamThreads, kFirstTeam);
-      if (threadIdx.x % kTeamThreads == 0) GridBarrier::arrive();
-    }
-    Down::consume(params.down, shared, team, place, 1);
-    if (team == 1) sm90::sync_named(Base::kBoth, kSumsTaken);
+    if (team == 0) sm90::arrive_named(kBoth, kSumsTaken);
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if (work.k_tiles == 0) {
+        if (team == 0) {
+          few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads);
+        }
+        return;
+      }
+      few_rows::with_blocks<Config::kBlocksOfRows>(uniform(work.extent - work.m), [&](auto blocks) {
+        compute_blocks<Config, blocks.value>(params, shared, work, stage, team);
+      });
+    });
+    if (team == 1) sm90::sync_named(kBoth, kSumsTaken);
   }
 };
 

@@ -21,21 +21,15 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
 
-  cudaLaunchAttribute attribute;
-  if constexpr (requires { Role::kIsCooperative; }) {
-    static_assert(kCluster == 1);
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-  } else {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kCluster, 1, 1};
-  }
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(clusters * kCluster);
   launch.blockDim = dim3(Role::kThreads);
   launch.dynamicSmemBytes = kSharedBytes;
   launch.stream = stream;
-  launch.attrs = &attribute;
+  launch.attrs = &cluster;
   launch.numAttrs = 1;
   return cudaLaunchKernelEx(&launch, kernel, params);
 }

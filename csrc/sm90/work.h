@@ -63,9 +63,9 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
 // for a free slot. Kept separate: a shared loop changed the machine code of the stream-K kernels.
 // `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
 template <class Config, class ScheduleOf, class Shared>
-__device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank,
-                                WorkIterator& slot) {
+__device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
   auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
+  WorkIterator slot;
   bool more = true;
   while (more) {
     WorkTile work;
@@ -78,12 +78,6 @@ __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, i
     }
     ++slot;
   }
-}
-
-template <class Config, class ScheduleOf, class Shared>
-__device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
-  WorkIterator slot;
-  schedule_pieces<Config>(schedule_of, shared, rank, slot);
 }
 
 // ---- its readers ----
@@ -107,30 +101,17 @@ __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   return work;
 }
 
-// Where a warp is in both rings.
-template <int kStages>
-struct RingPlace {
-  WorkIterator slot;
-  StageIterator<kStages> stage;
-};
-
-// Calls `function(work, stage)` for each tile of a schedule. After it the warp is together again.
+// Calls `function(work, stage)` for each tile. After it the warp is together again.
 template <class Config, class Shared, class Function>
-__device__ __forceinline__ void for_each_tile(Shared& shared, RingPlace<Config::kStages>& place,
-                                              Function&& function) {
-  auto& [slot, stage] = place;
+__device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
     function(work, stage);
     __syncwarp();
   }
-}
-
-template <class Config, class Shared, class Function>
-__device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {
-  RingPlace<Config::kStages> place;
-  for_each_tile<Config>(shared, place, function);
 }
 
 }  // namespace jgg::sm90

@@ -126,14 +126,12 @@ class MlpPlan(Plan[MlpProblem]):
         "before", by a kernel that copies them; empty if x has the rows.
       target: the device.
       packed: the plans of the products of packed matrices: of gate and up, and of down.
-      is_one_kernel: whether one launch computes both of them.
     """
 
     epilogue: str = ""
     gather: Literal["", "before", "in place"] = ""
     target: Target = H200
     packed: tuple[Plan[PackedProblem], ...] = ()
-    is_one_kernel: bool = False
 
     def compose(self, *operands: jax.Array) -> Any:
         """The operation as ragged products."""
@@ -206,36 +204,20 @@ def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     plans = tuple(
         plan_packed_product(product, target, implementation) for product in operands.packed_products
     )
-    notes = [
-        f"{name}: {plan.kernel.name}, {plan.prediction}"
-        for name, plan in zip(("gate and up", "down"), plans, strict=False)
-    ]
-    together = _is_one_kernel(operands.experts, plans)
     return MlpPlan(
         problem,
         plans[0].kernel,
         kernel_problem=problem,
         grid=plans[0].grid,
         workspace_bytes=max(plan.workspace_bytes for plan in plans),
-        notes=(*notes, *["both in one launch"] * together),
+        notes=tuple(
+            f"{name}: {plan.kernel.name}, {plan.prediction}"
+            for name, plan in zip(("gate and up", "down"), plans, strict=False)
+        ),
         epilogue=_epilogue(operands.experts, operands.weights, params["activation"]),
         gather="" if operands.rows.rows is None else "in place",
         target=target,
         packed=plans,
-        is_one_kernel=together,
-    )
-
-
-def _is_one_kernel(experts: ExpertWeights, plans: Sequence[Plan[PackedProblem]]) -> bool:
-    """Whether the kernel that streams matrices computes both products, one after the other, so that
-    matrices of the second one are on their way while the first one ends."""
-    if len(plans) < 2 or not experts.has_up:
-        return False
-    hidden, down = (plan.problem for plan in plans)
-    return (
-        all(plan.workspace_bytes > 0 for plan in plans)  # of the kernel that streams
-        and hidden.format == down.format
-        and down.shape[1] % 8 == 0
     )
 
 

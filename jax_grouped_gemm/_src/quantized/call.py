@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 STREAMED = "jax_grouped_gemm.streamed_packed_dot.v1"
-STREAMED_MLP = "jax_grouped_gemm.streamed_packed_mlp.v1"
 DECODED = "jax_grouped_gemm.decoded_packed_dot.v1"
 UNPACK = "jax_grouped_gemm.unpack_matrices.v1"
 
@@ -97,7 +96,9 @@ def dot(
     Returns:
       bfloat16 [rows, columns]: the result, then gate and up if they are kept.
     """
-    given = _named(gate, up, optional)
+    given = {name: a for name, a in gate.items() if name != "values"}
+    given |= {f"up_{name}": a for name, a in (up or {}).items()}
+    given |= {name: a for name, a in optional.items() if a is not None}
     one = jax.ShapeDtypeStruct((rows, columns), x.dtype)
     results = [one] * (1 + kept * (1 + (up is not None)))
     target = DECODED
@@ -109,72 +110,11 @@ def dot(
         gate["values"],
         *indices,
         *given.values(),
-        divisor=np.int32(divisor),
-        **_attributes(given, format, group_size, zeroes_unowned, activation),
-    )
-    return list(found)[bool(workspace_bytes) :]
-
-
-def mlp(
-    x: jax.Array,
-    gate: Arrays,
-    up: Arrays,
-    down: Arrays,
-    indices: tuple[jax.Array, jax.Array],
-    *,
-    format: str,
-    group_size: int | None,
-    columns: tuple[int, int],
-    rows: int,
-    optional: Mapping[str, jax.Array | None],
-    activation: Mapping[str, Any],
-    zeroes_unowned: bool,
-    workspace_bytes: int,
-) -> jax.Array:
-    """Both products of an MLP in the streaming kernel: bfloat16 [rows, columns[1]].
-
-    Args:
-      down: arrays of the matrices of down.
-      columns: of hidden, a multiple of 8, and of the result.
-      optional: as for `dot`, with "down_bias" instead of "bo".
-      others: as for `dot`.
-    """
-    given = _named(gate, up, optional)
-    given |= {f"down_{name}": a for name, a in down.items() if name != "values"}
-    hidden, out = (jax.ShapeDtypeStruct((rows, n), x.dtype) for n in columns)
-    workspace = jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8)
-    _, result, _ = jax.ffi.ffi_call(STREAMED_MLP, [workspace, out, hidden])(
-        x,
-        gate["values"],
-        *indices,
-        down["values"],
-        *given.values(),
-        divisor=np.int32(1),
-        **_attributes(given, format, group_size, zeroes_unowned, activation),
-    )
-    return result
-
-
-def _named(
-    gate: Arrays, up: Arrays | None, optional: Mapping[str, jax.Array | None]
-) -> dict[str, jax.Array]:
-    """The operands that need not be there, by name."""
-    given = {name: a for name, a in gate.items() if name != "values"}
-    given |= {f"up_{name}": a for name, a in (up or {}).items()}
-    return given | {name: a for name, a in optional.items() if a is not None}
-
-
-def _attributes(
-    given: Mapping[str, jax.Array],
-    format: str,
-    group_size: int | None,
-    zeroes_unowned: bool,
-    activation: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    return dict(
         optional=" ".join(given),
         zeroes_unowned=zeroes_unowned,
+        divisor=np.int32(divisor),
         format=format,
         group_size=np.int32(group_size or 0),
         **(activation or _NO_ACTIVATION),
     )
+    return list(found)[bool(workspace_bytes) :]

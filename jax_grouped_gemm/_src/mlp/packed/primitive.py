@@ -82,30 +82,6 @@ def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     activation = Epilogue.of(of_mlp.problem.params["activation"])
     assert gate is not None and activation is not None  # the plan has a kernel
 
-    if of_mlp.is_one_kernel:
-        assert up is not None and down is not None
-        return call.mlp(
-            given.rows.x,
-            gate.arrays,
-            up.arrays,
-            down.arrays,
-            given.groups.indices,
-            format=gate.format.name,
-            group_size=gate.format.group_size,
-            columns=(gate.shape[2], down.shape[2]),
-            rows=given.num_rows,
-            optional=dict(
-                rows=given.rows.rows,
-                b0=experts.b0,
-                b1=experts.b1,
-                weights=weights,
-                down_bias=experts.bo,
-            ),
-            activation=dict(activation.attributes(), function=np.int32(activation.function)),
-            zeroes_unowned=of_mlp.problem.params["zeroes_unowned"],
-            workspace_bytes=of_mlp.workspace_bytes,
-        )
-
     def product(x: jax.Array, matrices: QuantizedArray, optional: Any, **more: Any) -> jax.Array:
         (out,) = call.dot(
             x,
@@ -170,7 +146,7 @@ PACKED = Op(
     name="packed_mlp",
     per_row=True,
     operand_ranks=None,
-    targets=(call.STREAMED, call.STREAMED_MLP, call.DECODED),
+    targets=(call.STREAMED, call.DECODED),
     avals=_aval,
     planner=plan.plan_packed,
     planned=OPTIONS,
