@@ -178,8 +178,6 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
 
 
 LINKS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "all_gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
-    "psum_scatter": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
     "all_to_all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
     "ppermute": lambda x: lax.ppermute(
         x, AXIS, [(i, (i + 1) % lax.axis_size(AXIS)) for i in range(lax.axis_size(AXIS))]
@@ -199,7 +197,7 @@ def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
     sent = tokens.nbytes // devices * (devices - 1)
     results = {}
     for name, collective in LINKS.items():
-        x = tokens if name in ("all_gather", "ppermute") else partial_sums
+        x = tokens if name == "ppermute" else partial_sums
         x = jax.device_put(x, NamedSharding(mesh, SPLIT))
         function = jax.shard_map(collective, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
         compiled = jax.jit(function).lower(x).compile(_compiler_options(devices))

@@ -134,7 +134,7 @@ def step() -> str:
 
 
 def expert_parallel() -> str:
-    ways = {"ours": "", "nccl": ", by NCCL", "tokens_fp8": ", tokens in FP8"}
+    ways = {"ours": "", "nccl": ", by NCCL"}
     ways |= {"naive": ", all gathered"}
     ops = {"ep_forward": "forward", "ep_step": "with gradients"}
     rows = []

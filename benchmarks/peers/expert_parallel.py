@@ -36,7 +36,6 @@ STRATEGIES: dict[str, dict] = {
     "apart_nccl": dict(overlap=False),
     "keeps_x": dict(save="x"),
     "keeps_rows": dict(save="rows"),
-    "psum_scatter": dict(combine="psum_scatter"),
     "all_to_all": dict(combine="all_to_all"),
     "room_for_1.25": dict(buffer_factor=1.25),
     "gather_again": dict(save="nothing"),
@@ -46,14 +45,12 @@ STRATEGIES: dict[str, dict] = {
     "nccl_sms_124": dict(max_sms=124),
     "nccl_sms_116": dict(max_sms=116),
     "nccl_sms_108": dict(max_sms=108),
-    "tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
-    "nccl_tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
 }
 WAYS: dict[str, dict] = {
     f"all_gather-{combine}-{'beside' if overlap else 'apart'}-{save}": dict(
         strategy="all_gather", combine=combine, overlap=overlap, save=save
     )
-    for combine in ("ppermute", "all_to_all", "psum_scatter")
+    for combine in ("ppermute", "all_to_all")
     for overlap in (True, False)
     for save in ("x", "rows")
 } | {
@@ -64,9 +61,6 @@ WAYS: dict[str, dict] = {
 
 WITH_NCCL = tuple(name for name in STRATEGIES if "nccl" in name)
 """What is compiled without the package's options; all others have copy engines send ppermutes."""
-
-TOLERANCE_FP8 = 0.06
-"""Of results of tokens that were rounded to FP8 on their way."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +171,8 @@ def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> li
 class QueuedCall(Call):
     """A call whose time is that of several in a queue, so that the host does not count."""
 
-    def __init__(self, run: Callable[[], object], tolerance: float = 0.0):
-        super().__init__(run, tolerance=tolerance)
+    def __init__(self, run: Callable[[], object]):
+        super().__init__(run)
         start = time.perf_counter()
         self.wait(run())
         self._queue = int(np.clip(0.03 / (time.perf_counter() - start), 2, 16))
@@ -201,14 +195,12 @@ class MeshPeer(Peer):
         make: Callable[[Problem], Run],
         alone: bool = False,
         copy_engines: bool = True,
-        tolerance: float = 0.0,
     ):
         self.name, self.role = name, role
         self.temporary_bytes: dict[Problem, int] = {}
         self._make = make
         self._alone = alone
         self._copy_engines = copy_engines
-        self._tolerance = tolerance
         self._compiled: dict[Problem, jax.stages.Compiled] = {}
 
     def unavailable_reason(self):
@@ -222,7 +214,7 @@ class MeshPeer(Peer):
         if memory is not None:
             self.temporary_bytes[problem] = memory.temp_size_in_bytes
         jax.block_until_ready(compiled(*operands))
-        return QueuedCall(lambda: compiled(*operands), self._tolerance)
+        return QueuedCall(lambda: compiled(*operands))
 
     def compile_before(self, problem: Problem, *operands: jax.ShapeDtypeStruct) -> None:
         """Compiles the function for arrays that need not be there yet; `prepare` takes that."""
@@ -259,7 +251,6 @@ def peers() -> list[MeshPeer]:
             Role.OURS if name == "ours" else Role.VARIANT,
             functools.partial(strategy, **options),
             copy_engines=name not in WITH_NCCL,
-            tolerance=TOLERANCE_FP8 if "dispatch_recipe" in options else 0.0,
         )
         for name, options in STRATEGIES.items()
     ]

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
@@ -22,16 +21,11 @@ class LocalExperts(Experts):
 
     counts_rows: ClassVar[bool] = True
 
-    def on_tokens(
-        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Scaled | None = None
-    ) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid.
-
-        What is `quantized`, if anything, are the same tokens for products in FP8.
-        """
+    def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
         rows = Rows(x, pairs.token_of_row, pairs.inverse, self._count(pairs))
         if self.takes_tokens(rows, weights, pairs.groups):
-            return self.mlp(rows, weights, pairs.groups, tokens=quantized)
+            return self.mlp(rows, weights, pairs.groups)
         return self.on_rows(self.copy(x, pairs), weights, pairs.groups)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
