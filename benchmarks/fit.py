@@ -123,7 +123,6 @@ def recipe_pairs(device: str, case: Mapping[str, Any], times: Mapping[str, float
     """The pairs of layers and steps whose recipes quantise weights in the call."""
     op, sizes = OF_RECIPES[case["op"]], sizes_of(case["shape"])
     if op == "recipe_dot_step":
-        # Its rowwise recipe was measured before the kernels of its quantisers were made.
         fp8 = {"blockwise": "ours", "blockwise_bf16_wgrad": "ours_bf16_wgrad"}
         bf16 = times.get("ours_bf16")
     else:

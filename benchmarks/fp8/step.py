@@ -40,7 +40,6 @@ def products() -> dict[str, Product]:
     return {
         "ours": fp8,
         "ours_bf16": functools.partial(jgg.ragged_dot, **pinned),
-        "ours_rowwise": functools.partial(fp8, recipe=jgg.Recipe(scaling="rowwise")),
         "ours_bf16_wgrad": functools.partial(fp8, recipe=jgg.Recipe(wgrad="bf16")),
     }
 

@@ -33,18 +33,10 @@ STRATEGIES: dict[str, dict] = {
     "ours": dict(),
     "nccl": dict(),
     "apart": dict(overlap=False),
-    "apart_nccl": dict(overlap=False),
-    "keeps_x": dict(save="x"),
-    "keeps_rows": dict(save="rows"),
-    "all_to_all": dict(combine="all_to_all"),
     "room_for_1.25": dict(buffer_factor=1.25),
     "gather_again": dict(save="nothing"),
     "chunks_2": dict(chunks=2),
-    "ragged": dict(strategy="ragged_all_to_all"),
-    "sms_124": dict(max_sms=124),
-    "nccl_sms_124": dict(max_sms=124),
     "nccl_sms_116": dict(max_sms=116),
-    "nccl_sms_108": dict(max_sms=108),
 }
 WAYS: dict[str, dict] = {
     f"all_gather-{combine}-{'beside' if overlap else 'apart'}-{save}": dict(

@@ -149,7 +149,7 @@ def _train(
         mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))
     model = LanguageModel(preset.model, implementation, recipe, mesh, rngs=nnx.Rngs(seed))
     optimizer: Any
-    if devices == 1 and quantizes == "optimizer" and recipe and recipe.scaling == "blockwise":
+    if devices == 1 and quantizes == "optimizer" and recipe:
         optimizer = Optimizer(model, quantizing_adamw(preset, steps, recipe, implementation))
     else:
         optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)

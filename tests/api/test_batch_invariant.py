@@ -98,7 +98,6 @@ def test_rows_travel(operands):
         (dict(buffer_factor=1.5), "buffer_factor must be None with batch_invariant.*1.5"),
         (dict(combine="all_to_all"), "combine must be 'auto' with batch_invariant"),
         (dict(implementation="xla"), "expert_parallel_mlp: implementation must be None or 'cuda'"),
-        (dict(recipe=jgg.Recipe.tensorwise()), "lhs has one scale for all rows"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -102,7 +102,6 @@ SKEWED = "h200_skew"
         "updates",
         "layer",
         "losses",
-        "scaling",
         SKEWED,
     ],
 )

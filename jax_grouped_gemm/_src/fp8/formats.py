@@ -140,11 +140,6 @@ def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
     return (blocks, cols, BLOCK), (blocks, cols)
 
 
-def block_maxima(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
-    """Shapes of the largest of blocks of 1 x 128 and of 128 x 1."""
-    return (g, rows, cdiv(cols, BLOCK)), (g, cdiv(rows, BLOCK), cols)
-
-
 def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
     dtype = canonical_dtype(name, dtype)

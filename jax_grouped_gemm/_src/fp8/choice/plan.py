@@ -46,7 +46,7 @@ class Choice:
 
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"
-        return f"{self.of}, recipe {self.recipe.scaling}, {what}"
+        return f"{self.of}, {what}"
 
 
 def bf16_choice(

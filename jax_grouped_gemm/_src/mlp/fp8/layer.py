@@ -145,7 +145,7 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
     if copied and quantises_on_rows(given.num_rows, x.shape[1], num_groups):
         tokens, copied = layer.quantize_on_rows(given, layer.recipe.forward_dtype), False
     else:
-        tokens = layer.quantize_operand(x, given, layer.recipe.forward_dtype, copied=copied)
+        tokens = layer.quantize_operand(x, given, layer.recipe.forward_dtype)
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
@@ -196,7 +196,7 @@ def _mlp_backward(layer: Layer, kept, dy):
         dh = dy
     else:
         copied = layer.combines
-        tokens = layer.quantize_operand(dy, given, gradient_dtype, copied=copied)
+        tokens = layer.quantize_operand(dy, given, gradient_dtype)
         dh = layer.tokens_by_experts("dgrad", tokens, given, wo, dtypes.projections, copied=copied)
     weights = _weights_of_rows(layer, given, projections)
     # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
@@ -283,12 +283,11 @@ def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
 def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
     """Ones by default, and zero in rows that nobody owns, if those matter.
 
-    No product takes such a row. But without wo they are a result, one scale of all rows is theirs
-    too, and biases have gradients that are no products.
+    No product takes such a row. But without wo they are a result, and biases have gradients that
+    are no products.
     """
     num_rows = projections.shape[0]
-    matter = layer.dtypes.wo is None or layer.recipe.scaling == "tensorwise"
-    matter = matter or given.experts.has_biases
+    matter = layer.dtypes.wo is None or given.experts.has_biases
     owned = layer.owned_rows(given, num_rows) if matter else jnp.ones(num_rows, bool)
     return row_weights(given.weights, owned, projections)
 

@@ -82,12 +82,8 @@ class HiddenLayer:
         return self.activation(gate, up) * weights[:, None]
 
     def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Scaled:
-        dtype = np.dtype(dtype)
         power_of_two = self.recipe.power_of_two_scales
-        if self.recipe.scaling == "blockwise":
-            return Scaled(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
-        axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
-        return Scaled(*reference.quantize(x, axes, dtype, power_of_two))
+        return Scaled(*reference.quantize_rows(x, dtype=np.dtype(dtype), power_of_two=power_of_two))
 
 
 class HiddenGradients(NamedTuple):
