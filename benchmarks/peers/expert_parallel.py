@@ -36,6 +36,7 @@ STRATEGIES: dict[str, dict] = {
     "room_for_1.25": dict(buffer_factor=1.25),
     "gather_again": dict(save="nothing"),
     "chunks_2": dict(chunks=2),
+    "ragged": dict(strategy="ragged_all_to_all"),
     "nccl_sms_116": dict(max_sms=116),
 }
 WAYS: dict[str, dict] = {

@@ -47,7 +47,7 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
-      stream_k: whether the last wave of tiles is cut along K, see `_src.ragged.problem`.
+      stream_k: whether the last wave of tiles is cut along K, so that all thread blocks share it.
     """
 
     tile_m: int
@@ -187,8 +187,7 @@ class Plan(Generic[P]):
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
-        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands. See
-        `_src.float32`.
+        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands.
       utilization: share of the tensor cores' work that is useful, from the tiles' edges and from
         how tiles are dealt out, for groups of equal size. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.

@@ -181,9 +181,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
         no copy.
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. The
-        kernel multiplies float32 as float16 parts, see `_src.float32`: at DEFAULT as
-        accurate as TF32, at HIGHEST as float32. What complex64 has a kernel for is HIGHEST: it
-        accumulates in float64.
+        kernel multiplies float32 as float16 parts: at DEFAULT as accurate as TF32, at HIGHEST as
+        float32. complex64 has a kernel at HIGHEST alone, which accumulates in float64.
       preferred_element_type: dtype of the results, by default the promoted dtype of `a` and `c`.
         Accumulation is in float32 at least.
       implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float32,
