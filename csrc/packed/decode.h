@@ -1,5 +1,5 @@
-// Decodes packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and 16
-// of K of the tensor cores' instructions.
+// Decodes packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and
+// 16 of K of the tensor cores' instructions.
 //
 // The pipe of integer instructions is the limit: it takes one in two cycles. Left shifts have
 // another pipe, and bfloat16 two at once a third.

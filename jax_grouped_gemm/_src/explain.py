@@ -57,7 +57,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """What all kernels ask for; XLA gives those that run one after another the same memory."""
+        """Bytes of scratch memory of all kernels; XLA shares it between those that run in turn."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:

@@ -238,7 +238,7 @@ class Split:
 
     @classmethod
     def of_rows(cls, axes: Axes, rows: int) -> Split:
-        """Of the rows alone, along manual mesh axes."""
+        """The split of the rows alone, along manual mesh axes."""
         return cls({ROWS: axes}, {ROWS: lax.axis_size(axes)}, {ROWS: rows})
 
     def splits(self, letter: str) -> bool:

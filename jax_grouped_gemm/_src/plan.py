@@ -74,7 +74,7 @@ DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What can compute an operation: a row of its table.
+    """A way to compute an operation: a row of its table.
 
     Attributes:
       name: what `explain` calls it.
@@ -146,7 +146,7 @@ def runnable(table: Sequence[K], problem: Any, implementation: Any = None) -> li
 
 
 def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
-    """What to take of the kernels that can run `problem`."""
+    """The kernel to take of those that can run `problem`."""
     default, *others = kernels
     return next((kernel for kernel in others if kernel.pays(problem, target)), default)
 
@@ -242,7 +242,7 @@ class Plan(Generic[P]):
         return self.kernel_problem is not None and bool(self.reason)
 
     def describe_launch(self) -> str:
-        """What `explain` says of a kernel's configuration."""
+        """The words of `explain` for a kernel's configuration."""
         overridden = " (overridden)" if self.chosen_by == "override" else ""
         return (
             f"tile {self.tile}{overridden}, grid {self.grid}, "
@@ -289,7 +289,7 @@ PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
 
 @dataclasses.dataclass(frozen=True)
 class TileChoices:
-    """What `use_tiles` was given, None for what it was not."""
+    """The tiles that `use_tiles` was given, None for the others."""
 
     forward: TileConfig | None = None
     dgrad: TileConfig | None = None

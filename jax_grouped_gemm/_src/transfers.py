@@ -1,4 +1,4 @@
-"""What travels between devices, and how that is known without running anything.
+"""Transfers between devices, and how they are known without running anything.
 
 Over explicit axes types say how operands are split. Over auto axes XLA decides that when it
 compiles. A program is compiled under `recording` for it, in which no operation computes anything.
@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.meshes import names_of
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What one operation moves between devices; `str()` for reading.
+    """A transfer of one operation between devices; `str()` for reading.
 
     Attributes:
       kind: "gathers", of what each device has a part; "sums", of terms that each device has, whose
@@ -66,7 +66,7 @@ class Call:
 
 
 class Recorder:
-    """What XLA tells about a program over auto axes.
+    """The records of a program over auto axes, as XLA compiles it.
 
     Attributes:
       calls: of operations, by `key_of`, in the order in which XLA compiles them.
@@ -126,7 +126,7 @@ _COLLECTIVES: dict[str, Literal["gathers", "sums", "sends"]] = {
 
 
 def of_equation(eqn: Any, op: str, axis_sizes: Mapping[str, int]) -> Iterator[Transfer]:
-    """What an equation of a jaxpr moves over manual or explicit axes; scalars cost nothing."""
+    """The transfers of a jaxpr's equation over manual or explicit axes; scalars cost nothing."""
     name = eqn.primitive.name
     if name == "reshard":
         yield from _of_reshard(eqn)

@@ -49,7 +49,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What one training run measured."""
+    """The measurements of one training run."""
 
     implementation: str
     kernel_calls: int  # calls of this project's CUDA kernels in one compiled training step
@@ -279,7 +279,7 @@ def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
 def quantizing_adamw(
     preset: Preset, steps: int, recipe: Recipe, implementation: Implementation
 ) -> optim.Optimizer:
-    """The same, which writes FP8 weights."""
+    """AdamW that writes FP8 weights."""
     return optim.adamw(
         learning_rate(preset, steps),
         **ADAMW,

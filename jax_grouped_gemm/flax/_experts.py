@@ -1,4 +1,4 @@
-"""What both layers do with their experts, on one device or over a mesh."""
+"""The experts of both Flax layers, on one device or over a mesh."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def without_padding(x: jax.Array, mask: Any) -> jax.Array:
 
 
 def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:
-    """What the router of a layer makes of logits; padding tokens visit no expert."""
+    """The routing that a layer's router makes of logits; padding tokens visit no expert."""
     if layer.router is None:
         routing = moe.route(logits, layer.top_k, renormalize=layer.renormalize)
     else:

@@ -134,8 +134,8 @@ def expert_parallel_mlp(
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
-      stats: the rows of each device, their largest share, and how many were dropped. Whoever does
-        not look at them does not pay for them.
+      stats: the rows of each device, their largest share, and how many were dropped. They cost
+        nothing where they are not used.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
@@ -198,7 +198,7 @@ def _schedule(
     top_k: int,
     wanted: Wanted,
 ) -> Schedule:
-    """What is asked for, and what is fastest of the rest."""
+    """The options that are asked for; the fastest for all others."""
     differ = group.tokens == group.experts
     if wanted.strategy == "ragged_all_to_all" and not differ:
         raise ValueError(

@@ -91,7 +91,7 @@ def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
     """`_scatter_by_shifts` of what `make` makes of `of` [sources * T, ...], a source at a time.
 
-    What is for other devices is made first, and travels while the rest is made.
+    The parts for other devices are made first, and travel while the rest is made.
     """
     own, *others = jnp.split(of, lax.axis_size(axes))
     parts = []

@@ -17,7 +17,7 @@ from jax_grouped_gemm._src.rows.permutation import permute_rows
 
 @dataclasses.dataclass(frozen=True)
 class LocalExperts(Experts):
-    """Those of one device of a group, whose rows are in a buffer for the worst case."""
+    """The experts of one device of a group, whose rows are in a buffer for the worst case."""
 
     counts_rows: ClassVar[bool] = True
 

@@ -166,7 +166,7 @@ def _returned(
 def _exchanged(x, choices, experts, group, schedule):
     """Rows travel to their experts and back, where they are added up.
 
-    What arrives are the rows that `_gathered` would copy, in the same order.
+    The rows that arrive are those that `_gathered` would copy, in the same order.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
     num_experts = experts.weights.count * group.num_slices

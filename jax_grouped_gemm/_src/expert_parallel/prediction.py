@@ -1,4 +1,4 @@
-"""What a layer over several GPUs moves, and how long it takes: what `strategy="auto"` goes by.
+"""The bytes and the time of a layer over several GPUs, which `strategy="auto"` goes by.
 
 Pure functions of shapes and of the number of devices. Rates are those of GPUs of one host that
 NVLink connects all to all, as a program on two H200 saw them.
@@ -22,16 +22,16 @@ RAGGED_ALL_TO_ALL = 80 * GIGA
 """Bytes a second that leave a GPU, of tens of megabytes."""
 
 COPY_ENGINES = 390 * GIGA
-"""The same, where copy engines send what a ppermute sends."""
+"""Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6
 """Seconds that a collective takes however little it moves."""
 
 COPY_ENGINES_LATENCY = 35e-6
-"""The same of copy engines, beside a product too."""
+"""Seconds of one that copy engines send, beside a product too."""
 
 ROWS_LOST_TO_TILES = 64
-"""Of each expert, on the average: half a tile."""
+"""Rows that each expert loses on the average: half a tile."""
 
 SECOND_COPY = 0.01
 """Rows are kept where copying tokens to rows again would take a larger part of a step. Keeping them
@@ -92,7 +92,7 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the matrices of a device."""
+        """Bytes of the matrices of a device."""
         return 3 * self.experts_here * self.embed * self.hidden * self.itemsize
 
 
@@ -126,12 +126,12 @@ class Prediction:
 
     @property
     def forward_fraction(self) -> float:
-        """Of the speed of a layer that does not communicate."""
+        """Share of the speed of a layer that does not communicate, forward."""
         return self.local_forward_seconds / self.forward_seconds
 
     @property
     def step_fraction(self) -> float:
-        """The same of forward and backward passes together."""
+        """That share, of forward and backward passes together."""
         return self.local_step_seconds / self.step_seconds
 
 
@@ -204,7 +204,7 @@ def choose(
     can_keep_rows: bool = True,
     copy_engines: bool = False,
 ) -> Prediction:
-    """What is wanted; of what that leaves open, what is faster.
+    """The way to compute a layer: `wanted`, and the fastest of what it leaves open.
 
     The choice does not depend on who sends.
 

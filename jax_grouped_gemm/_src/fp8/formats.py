@@ -28,9 +28,9 @@ FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
 LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
-"""What shares a scale in lhs [m, k]. The kernels know each by its index."""
+"""Which elements of lhs [m, k] share a scale. The kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
-"""What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
+"""Which elements of rhs [g, k, n] share a scale. The kernels know each by its index."""
 
 Shape = tuple[int, ...]
 
@@ -83,7 +83,7 @@ VIEWED_ROWS, VIEWED_RHS = 0, 2
 
 
 def view_of(flat: jax.Array, view: Shape) -> jax.Array:
-    """What `view` of a `ScaledView` says is there."""
+    """The array that `view` of a `ScaledView` describes."""
     first, *shape = view
     return flat[first : first + math.prod(shape)].reshape(shape)
 

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
 
 KIND = "recipe"
-"""Of the coefficients."""
+"""The name of the coefficients."""
 
 SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
 """Columns of matrices of 16 bits that are loaded at once, and how much longer than a copy the
@@ -34,7 +34,7 @@ quantiser of others takes, which loads and stores single elements."""
 
 @dataclasses.dataclass
 class Cost:
-    """What a computation consists of, in seconds before coefficients.
+    """The parts of a computation, in seconds before coefficients.
 
     Attributes:
       target: the device.
@@ -136,7 +136,7 @@ class Dot:
         )
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
-        """What `fp8_ragged_dot` consists of."""
+        """Adds the parts of `fp8_ragged_dot`."""
         g, m, k, n = self.g, self.m, self.k, self.n
         forward, wgrad = recipe.forward == "fp8", training and recipe.wgrad == "fp8"
         dgrad = training and recipe.dgrad == "fp8"
@@ -151,7 +151,7 @@ class Dot:
             cost.contract(g, m, k, n, 1 if wgrad else 2)
 
     def in_bf16(self, cost: Cost, *, training: bool) -> None:
-        """What `ragged_dot` consists of."""
+        """Adds the parts of `ragged_dot`."""
         cost.multiply(self.g, self.m, self.k, self.n, 2)
         if training:
             cost.multiply(self.g, self.m, self.n, self.k, 2)
@@ -189,7 +189,7 @@ class Layer:
         return is_static(self.tokens) and Dot(self.g, self.m, self.embed, self.hidden).is_known
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
-        """What a layer with a recipe consists of."""
+        """Adds the parts of a layer with a recipe."""
         if (recipe.forward, recipe.dgrad) != ("fp8", "fp8"):
             return self._composed(recipe, cost, training=training)
         g, m, d, f = self.g, self.m, self.embed, self.hidden
@@ -220,7 +220,7 @@ class Layer:
         self._gradients(wgrad, cost)
 
     def in_bf16(self, cost: Cost, *, training: bool) -> None:
-        """What a layer without a recipe consists of."""
+        """Adds the parts of a layer without a recipe."""
         g, m, d, f = self.g, self.m, self.embed, self.hidden
         both = self.projections * round_up(f, BLOCK)
         self._copy(cost)

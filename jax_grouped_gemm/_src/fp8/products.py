@@ -27,7 +27,7 @@ FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Products:
-    """What a call's products have in common, all of it static."""
+    """The static parameters that a call's products share."""
 
     recipe: Recipe
     implementation: Implementation

@@ -71,7 +71,7 @@ class Recipe:
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """What quantised weights depend on."""
+        """The fields on which quantised weights depend."""
         return np.dtype(self.forward_dtype), self.power_of_two_scales
 
     @classmethod

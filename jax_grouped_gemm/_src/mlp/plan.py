@@ -60,7 +60,7 @@ PAIRED_COLUMNS = 2048
 
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
-# What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
+# The cost of a column of a narrow tile, in columns of a wide one: its operands are read more often.
 # 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
 NARROW_COLUMN = 1.2
 

@@ -237,7 +237,7 @@ class _Leg(NamedTuple):
 def _exchanged(
     legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
 ) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
-    """What came of each leg: one all-to-all of them all, of bits, which nothing converts.
+    """The result of each leg: one all-to-all of them all, of bits, which nothing converts.
 
     Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
     kernel, which waits for all that it reads.

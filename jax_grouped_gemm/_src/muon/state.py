@@ -11,7 +11,7 @@ from jax.export import register_namedtuple_serialization
 State = TypeVar("State")
 Path = tuple[str, ...]
 
-# What comes before the parts of a partition in the paths of Optax's states.
+# The name that comes before the parts of a partition in paths of Optax's states.
 _PARTS = "inner_states"
 
 

@@ -301,7 +301,7 @@ def _scale_by_shape(
         structure: Any
         leaves, structure = jax.tree.flatten(updates)
         axes = _axes(numbers, updates)
-        # What follows is added up in float32, and rounded once.
+        # The terms that follow are added up in float32, and rounded once.
         wide = _widened(leaves)
         scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, wide, strict=True)]
         return structure.unflatten(scaled), state

@@ -38,7 +38,7 @@ Schedule = Callable[[jax.Array], ArrayLike]
 
 
 class OptimizerState(NamedTuple):
-    """What an `Optimizer` keeps beside the parameters."""
+    """The state of an `Optimizer`."""
 
     inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
     master: Any  # float32 copies of parameters of 16 bits, None for others

@@ -138,12 +138,12 @@ class QuantizedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """What `dequantize` returns by default."""
+        """The dtype that `dequantize` returns by default."""
         return np.dtype(jnp.bfloat16)
 
     @property
     def nbytes(self) -> int:
-        """What all arrays take."""
+        """Bytes of all arrays."""
         return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(self))
 
     def dequantize(self, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:

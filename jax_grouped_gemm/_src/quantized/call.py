@@ -36,7 +36,7 @@ Arrays = Mapping[str, jax.Array]
 
 
 def streamed_workspace_bytes(multiprocessors: int) -> int:
-    """What the partial sums of all thread blocks of the streaming kernel take."""
+    """Bytes of the partial sums of all thread blocks of the streaming kernel."""
     block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
     return STREAMED_BLOCKS * multiprocessors * block
 

@@ -35,7 +35,7 @@ class ScaleLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """What the elements of a `QuantizedArray` are and how they lie in memory.
+    """The elements of a `QuantizedArray`, and how they lie in memory.
 
     Attributes:
       name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
@@ -222,7 +222,7 @@ def _known() -> str:
 
 
 def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
-    """What describes an array beside its leaves, in terms that JSON has."""
+    """The description of an array beside its leaves, in terms that JSON has."""
     return dict(
         format=format.name,
         layout=format.layout,

@@ -40,7 +40,7 @@ def pays(problem: RaggedProblem, terms: int, target: Target) -> bool:
 
 
 def seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
-    """What is predicted of the kernel that splits on the way."""
+    """The predicted time of the kernel that splits on the way."""
     products = float32.products_in_kernel(terms) / float32.products_in_kernel(1)
     step = STEP_SECONDS * products
     multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
@@ -50,7 +50,7 @@ def seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
 
 
 def seconds_with_passes(problem: RaggedProblem, terms: int, target: Target) -> float:
-    """What is predicted of passes that split and of the product after them."""
+    """The predicted time of passes that split and of the product after them."""
     lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
     operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, terms)
     step = PASSED_STEP_SECONDS * terms

@@ -26,7 +26,7 @@ KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
 """Element types of the rows that kernels move; they sum in float32."""
 
 COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
-"""Those of rows that kernels copy without a weight; FP8 two columns at a time."""
+"""Dtypes of rows that kernels copy without a weight; FP8 two columns at a time."""
 
 MOST_EXPERTS = 16384
 """More than that, and no block has a counter for each."""

@@ -159,7 +159,7 @@ class _Product(Fp8Products):
 
 
 class _Residuals(NamedTuple):
-    """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself; lhs itself
+    """The operands for the backward pass: in FP8 or, for "bf16", as they are. lhs is kept as it is
     too where it is quantised later."""
 
     lhs: Scaled | jax.Array

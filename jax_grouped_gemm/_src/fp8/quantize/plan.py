@@ -29,7 +29,8 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
-"""Copies of a token from which on it is quantised before they are made, and what then is moved."""
+"""With at least LEAST_COPIES copies of a token, it is quantised once and its bytes are copied,
+PIECE_COLUMNS at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _ragged(params, x, group_sizes):
 def _gathered(params, x, rows, _, group_sizes):
     form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
     values, _scales = _forms(params, (), form)
-    # Of a token that is copied several times, bytes are moved that were found once.
+    # A token that is copied several times is quantised once, and its bytes are copied.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
         shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)
@@ -116,7 +117,7 @@ RESULTS: dict[str, Callable[..., Results]] = {
         jax.ShapeDtypeStruct((cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]), jnp.float32),
     ),
 }
-"""What each quantiser writes, from its parameters and its operands' avals."""
+"""The results of each quantiser, from its parameters and its operands' avals."""
 
 
 def plan_quantizer(

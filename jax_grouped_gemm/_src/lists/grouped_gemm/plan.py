@@ -135,7 +135,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         return tuple(i for launch in self.launches for i in launch.problems)
 
     def describe_launch(self) -> str:
-        """What `explain` says of all launches."""
+        """The words of `explain` for all launches."""
         # There is no other on the FP64 tensor cores.
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler

@@ -27,7 +27,8 @@ FULL_STEP_AREA = 128 * 256
 FULL_STEP_BYTES = 1040 * 38
 TILE_OVERHEAD = 2.0
 
-# What the kernels leave out at the edges of a result: rows of a consumer, half a tile's columns.
+# The kernels leave out parts of tiles at the edges of a result: rows of a consumer, half of the
+# columns.
 PART_ROWS, PART_COLUMNS = 64, 128
 ROW_BYTES = 2 * TILE_K
 

@@ -75,7 +75,7 @@ def update(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> Results:
-    """What all updates are; `symm` and `whole_tiles` are parameters of the primitive."""
+    """Any of the updates; `symm` and `whole_tiles` are parameters of the primitive."""
     uplo = checked_choice("uplo", uplo, get_args(Uplo))
     implementation = checked_implementation(implementation)
     symmetrize_output = checked_boolean("symmetrize_output", symmetrize_output)
@@ -113,7 +113,7 @@ def update(
 
 
 def _c_is_factor(lists: MatrixLists) -> tuple[bool, ...]:
-    """Of each entry, whether its c is the same array as one of its factors."""
+    """Whether the c of each entry is the same array as one of its factors."""
     none = [None] * len(lists)
     factors = [xs for name, xs in lists.entries.items() if name != "c"]
     return tuple(

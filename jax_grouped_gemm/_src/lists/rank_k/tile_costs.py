@@ -45,7 +45,7 @@ def num_fine_units(stack: Stack) -> int:
 
 
 def _fine_units(stack: Stack) -> tuple[int, int]:
-    """Those of a matrix on the diagonal, and all others."""
+    """The fine units of a matrix: those on the diagonal, and all others."""
     rows = cdiv(stack.n, SIDE)
     return (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
 

@@ -199,8 +199,8 @@ def _mlp_backward(layer: Layer, kept, dy):
         tokens = layer.quantize_operand(dy, given, gradient_dtype)
         dh = layer.tokens_by_experts("dgrad", tokens, given, wo, dtypes.projections, copied=copied)
     weights = _weights_of_rows(layer, given, projections)
-    # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
-    # is there for the shorter time.
+    # The wider buffer is kept for less time: the FP8 gradients of projections [m, 2 F], or the
+    # 16-bit gradient of x [m, D].
     hidden_columns = layer.hidden_layer.columns
     x_first = hidden_columns >= rows.x.shape[1]
     # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.

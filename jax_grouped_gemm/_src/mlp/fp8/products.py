@@ -29,7 +29,7 @@ from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-    """Those of the matrices that there are, of gate and up, and of the result."""
+    """The dtypes of the matrices that there are, of gate and up, and of the result."""
 
     wi_0: np.dtype | None
     wi_1: np.dtype | None
@@ -155,7 +155,7 @@ class Layer(Fp8Products):
             return ragged_hidden_gradients(
                 *operands, given.groups.sizes, self.implementation, joined=joined
             )
-        # Those of biases are sums of numbers that are not quantised.
+        # The gradients of biases are sums of numbers that are not quantised.
         return hidden_gradients(*operands, self.implementation)
 
     def weights_gradients(

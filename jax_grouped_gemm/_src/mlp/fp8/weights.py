@@ -129,7 +129,7 @@ def check_arrays(function: str, weights: ExpertWeights, recipe: Recipe) -> None:
 
 
 def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, QuantizedMlp]:
-    """What `quantize_mlp` returns, of weights that are `QuantizedArray`s in the layout "rows".
+    """The result of `quantize_mlp` for weights that are `QuantizedArray`s in the layout "rows".
 
     Returns:
       weights of `dtype` whose values nobody reads, and the quantised matrices. These are frozen.

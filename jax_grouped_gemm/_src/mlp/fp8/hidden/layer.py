@@ -87,7 +87,7 @@ class HiddenLayer:
 
 
 class HiddenGradients(NamedTuple):
-    """What the backward pass makes of the gradient of hidden."""
+    """The results of the backward pass from the gradient of hidden."""
 
     projections: Scaled | None  # the gradients of gate and up as projections lie, quantised
     gate: jax.Array | Scaled  # [m, F], or quantised in transposed blocks
@@ -135,11 +135,11 @@ class JoinedGradients:
 
     @property
     def up(self) -> ScaledView:
-        """The same."""
+        """Quantised in transposed blocks too."""
         return self._transposed(self.up_scales, 1)
 
     def _transposed(self, scales: jax.Array, places: int) -> ScaledView:
-        """What begins that many times its size before the end."""
+        """The view that begins that many times its size before the end."""
         size = scales.size * BLOCK
         return ScaledView(
             self.values, scales, (self.values.size - places * size, *scales.shape, BLOCK)
