@@ -62,7 +62,7 @@ from benchmarks.peers.expert_parallel import (  # noqa: E402
 from jax_grouped_gemm import moe  # noqa: E402
 from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict  # noqa: E402
 
-# Of products and sums whose intermediate results are rounded to bfloat16 in between.
+# The error of products and sums whose intermediate results are rounded to bfloat16.
 TOLERANCE = 0.02
 
 
@@ -235,7 +235,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 def choices(record: Mapping) -> dict[str, float | str]:
-    """What the layer chose beside the fastest way, and the difference."""
+    """The way that the layer chose, the fastest way, and the difference."""
     medians = {
         name: peer["median_us"] for name, peer in record["peers"].items() if "median_us" in peer
     }

@@ -36,7 +36,7 @@ from benchmarks.peers.quack_moe import QuackLayer
 from benchmarks.peers.sweep import Sweep
 from jax_grouped_gemm import moe
 
-# Of products whose intermediate results are rounded to bfloat16 in between.
+# The error of products whose intermediate results are rounded to bfloat16.
 TOLERANCE = 0.02
 
 
@@ -73,7 +73,7 @@ OPS = ("moe_forward", "moe_step")
 
 @dataclass(frozen=True)
 class Problem:
-    """What a compiled program depends on."""
+    """The static parameters of a compiled program."""
 
     layer: Layer
     op: str

@@ -1,4 +1,4 @@
-"""What the pages say of the recorded results: tables and numbers, each from the named records."""
+"""The quotes of recorded results in pages: tables and numbers, each from the named records."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What the pages say of whole layers, of training, of Muon and of an H100."""
+"""The quotes of whole layers, of training, of Muon and of an H100."""
 
 from collections.abc import Mapping, Sequence
 
@@ -66,7 +66,7 @@ def layers_quack() -> str:
 
 
 def layers_fp8_range() -> str:
-    """What the default recipe gains, weights quantised before."""
+    """The gain of the default recipe, weights quantised before."""
     gains = [
         1 / case("layers_fp8", f"{name}/moe_step")["ratios"]["fp8_blockwise_quantized"]
         for name in layer_names("layers_fp8")

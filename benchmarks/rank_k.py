@@ -49,7 +49,7 @@ class Update:
     shapes: tuple[Shape, ...]
     # Of the whole triangle, relative: rounding of the result, or of sums in the operands' dtype.
     tolerance: float
-    # Of float32 operands: "default" may be as inaccurate as TF32.
+    # The precision of float32 operands: "default" may be as inaccurate as TF32.
     precision: str | None = None
 
     @property

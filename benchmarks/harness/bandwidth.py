@@ -1,4 +1,4 @@
-"""What memory alone allows: a large copy on the device, and writing as much without reading.
+"""The speed of memory alone: a large copy on the device, and writing as much without reading.
 
 A result that is nearly all of a problem's traffic has its floor at the speed of writing.
 """
@@ -66,7 +66,7 @@ def moved_bytes(name: str) -> int:
 
 
 class Bandwidth(Peer):
-    """The same work for every problem."""
+    """A peer whose work is the same for every problem."""
 
     role = Role.BANDWIDTH
 

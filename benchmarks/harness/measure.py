@@ -18,7 +18,7 @@ from benchmarks.harness.timing import HostTimes, host_times, interleave, median_
 
 @dataclass
 class PeerResult:
-    """What one peer did in one case. Without samples, `status` and `reason` say why."""
+    """The result of one peer in one case. Without samples, `status` and `reason` say why."""
 
     role: Role
     status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)

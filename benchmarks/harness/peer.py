@@ -1,4 +1,4 @@
-"""What the benchmark asks of a peer, and the two kinds of calls that peers make."""
+"""The interface of a peer, and the two kinds of calls that peers make."""
 
 import ctypes
 import enum
@@ -19,7 +19,7 @@ class NotOffered(Exception):
 
 
 class Role(enum.StrEnum):
-    """What a comparison with a peer means."""
+    """The meaning of a comparison with a peer."""
 
     OURS = "ours"
     # Our kernels in another way: another configuration, another precision, another form of operand.

@@ -28,7 +28,7 @@ from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}
 DOTS = ("recipe_dot", "recipe_dot_step")
 DEFAULT = "blockwise"
-# Of an element in FP8, over the largest of its array: a missing element is seen.
+# The error of an element in FP8, over the largest of its array: a missing element is seen.
 LARGEST_ERROR = 0.5
 TINY = dict.fromkeys(LAYERS, (48, 64, 32, 4, 2)) | dict.fromkeys(DOTS, (4, 16, 64, 32))
 

@@ -53,12 +53,12 @@ WAYS: dict[str, dict] = {
 """Every way of a layer that drops no row and does not compute its forward pass twice."""
 
 WITH_NCCL = tuple(name for name in STRATEGIES if "nccl" in name)
-"""What is compiled without the package's options; all others have copy engines send ppermutes."""
+"""Strategies without the package's compiler options; in all others copy engines send ppermutes."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a compiled program depends on."""
+    """The static parameters of a compiled program."""
 
     layer: Layer
     op: str
@@ -74,7 +74,7 @@ Run = Callable[..., tuple[jax.Array, ...]]
 
 
 def result_and_gradients(function: Run, op: str) -> Run:
-    """Of (x, experts, weights, wi_0, wi_1, wo): y and, of a step, all gradients from y."""
+    """(x, experts, weights, wi_0, wi_1, wo) -> y and, for a step, all gradients from y."""
 
     def run(x, experts, *floats):
         def forward(x, *floats):
@@ -225,7 +225,7 @@ class MeshPeer(Peer):
 
 
 def ways() -> list[MeshPeer]:
-    """What the layer chooses, and every way that it could choose."""
+    """The layer as it chooses, and every way that it could choose."""
     return [
         MeshPeer(
             name,

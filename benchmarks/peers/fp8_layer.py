@@ -13,7 +13,7 @@ RECIPES = {
     "blockwise_bf16_wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
 }
 TOLERANCE = 0.1
-"""Of what four products of operands with three bits of mantissa are from the exact layer."""
+"""The error of four products of operands with three bits of mantissa."""
 
 
 class Fp8Layer(JaxPeer):

@@ -69,7 +69,7 @@ class TileConfig:
 
 
 DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
-"""What every ragged product can be computed in."""
+"""The tile that runs every ragged product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +284,7 @@ whether rows that no local group owns are zero (True, the default) or whatever w
 that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
 all."""
 PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""Those of one ragged product: which one it is, and the tile that it must take."""
+"""The options of one ragged product: which one it is, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)

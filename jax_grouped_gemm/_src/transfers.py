@@ -108,7 +108,7 @@ def recording() -> Iterator[Recorder]:
 
 
 def key_of(op: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> Hashable:
-    """What a call is known by in the program that is traced and in that which is compiled."""
+    """The key of a call, in the program that is traced and in the one that is compiled."""
     shapes = tuple((x.shape, x.dtype) for x in avals)
     return op.name, shapes, tuple(sorted(params.items(), key=lambda item: item[0]))
 

@@ -118,7 +118,7 @@ def train(
 
 
 def _shortage(message: str, devices: int) -> str:
-    """What was asked for and what there was, as far as XLA's message and the devices say."""
+    """The memory that was asked for and that there was, from XLA's message and the devices."""
     asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
     text = "out of memory"
     if asked:
@@ -211,7 +211,7 @@ def _train(
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Of all parameters and of what an optimizer keeps of them: experts are divided."""
+    """The shardings of all parameters and of an optimizer's state: experts are divided."""
 
     def of(spec: P) -> NamedSharding:
         axes = (EXPERT_AXIS if axis == "exp" else None for axis in spec or ())

@@ -203,7 +203,7 @@ def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> 
 def invariant_router_dot(
     x: jax.Array, gate: jax.Array, numbers: Any, precision: Any = None, **_: Any
 ) -> jax.Array:
-    """The same as a product of one group, since XLA's bits depend on the number of tokens."""
+    """A router's dot as a product of one group, since XLA's bits depend on the number of tokens."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     sizes = jnp.full(1, rows.shape[0], jnp.int32)
     logits = ragged_dot(rows, gate[None], sizes, precision, batch_invariant=True)

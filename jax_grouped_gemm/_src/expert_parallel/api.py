@@ -103,8 +103,8 @@ def expert_parallel_mlp(
         "auto" is one, which is faster.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
-        counted in `overflow`. Of one expert, those of tokens that come last: with "all_gather" in
-        the order of devices, but with "ppermute" a device's own come first.
+        counted in `overflow`. An expert drops the rows of the tokens that come last: with
+        "all_gather" in the order of devices, but with "ppermute" a device's own come first.
       combine: how partial results travel to where they are added up, in float32 at least, in a
         fixed order and with one rounding: "all_to_all" is one collective, "ppermute" one to every
         other device. Tokens are gathered by the transpose, so that their gradients are added up

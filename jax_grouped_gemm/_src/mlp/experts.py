@@ -83,7 +83,7 @@ class Experts:
     @property
     def options(self) -> Options:
         """The parameters of primitives."""
-        # What moves rows ends at the last valid one, and nothing but biases reads the others.
+        # Moves of rows end at the last valid one, and only biases read the others.
         some = self.counts_rows and not self.reads_every_row and not self.weights.has_biases
         return Options.of(
             self.activation,

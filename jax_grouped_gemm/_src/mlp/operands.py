@@ -114,7 +114,7 @@ class ExpertWeights:
 
     @property
     def biases(self) -> tuple[jax.Array | None, ...]:
-        """Those of gate, up and down."""
+        """The biases of gate, up and down."""
         return self.b0, self.b1, self.bo
 
     @property
@@ -297,7 +297,7 @@ class TangentOperands:
 
     @property
     def groups(self) -> Groups:
-        """Those of the rows."""
+        """The groups of the rows."""
         return self.primals.groups
 
 

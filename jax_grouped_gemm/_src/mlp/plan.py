@@ -174,7 +174,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) 
 
 
 def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
-    """What becomes of the sums of gate and up."""
+    """The epilogue of the sums of gate and up, in words."""
     gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
     if experts.has_up:
@@ -219,7 +219,7 @@ def _note(name: str, plan: Plan[PackedProblem]) -> str:
 def packed_plans(
     operands: MlpOperands, target: Target, implementation: Any
 ) -> list[Plan[PackedProblem]]:
-    """Those of gate and up, which are one, and of down, if it is there."""
+    """The plans of gate and up, which are one, and of down, if it is there."""
     products = operands.packed_products
     return [plan_packed_product(product, target, implementation) for product in products]
 

@@ -324,7 +324,7 @@ def _in_float32(
     partition: optax.GradientTransformationExtraArgs,
     labels: Callable[[Any], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """The same with AdamW's sums in float32 at least, and updates rounded once."""
+    """`partition` with AdamW's sums in float32 at least, and updates rounded once."""
 
     def update(updates, state, params=None, **extra):
         if isinstance(state, MuonState):

@@ -194,7 +194,7 @@ class Optimizer:
         )
 
     def _options(self, member: Member) -> Options:
-        """Those of the step of one leaf of a group."""
+        """The options of the step of one leaf of a group."""
         return Options(
             self.recipe.power_of_two_scales, self.implementation, member.part, member.parts
         )

@@ -105,7 +105,7 @@ def _no_forms(leaf: Any, parts: int, recipe: Recipe) -> tuple[jax.Array, ...]:
 
 
 def groups_of(params: Any, select: Select) -> list[Group]:
-    """What is quantised of the parameters.
+    """The groups of parameters that are quantised.
 
     Raises:
       TypeError: a chosen leaf is no stack of matrices of floating-point numbers.

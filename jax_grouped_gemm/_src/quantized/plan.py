@@ -57,7 +57,7 @@ class PackedProblem:
 
     @classmethod
     def of(cls, rhs: Any, rows: Any, groups: Any, products: int = 1) -> PackedProblem:
-        """Of a `QuantizedArray` [g, k, n]."""
+        """The problem of a `QuantizedArray` [g, k, n]."""
         names = tuple(rhs.arrays)
         return cls(rhs.format, rhs.shape, rhs.nbytes, names, rows, groups, products)
 

@@ -191,13 +191,14 @@ NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """Bytes that a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
-# Stream-K: (ranges, units), so many clusters share the work of so many units. The first that fits
-# is taken.
+# Stream-K: (clusters, units), so that many clusters share the work of that many units. The first
+# that fits is taken.
 RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
 """Steps that cutting the last wave must save at least."""
 
-# Skew: shapes of which no sizes are worth cutting, or of which the kernel would look too long.
+# Skew: limits of shapes. Beyond them no sizes are worth cutting, or the kernel would look too
+# long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10

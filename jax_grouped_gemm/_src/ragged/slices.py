@@ -1,4 +1,4 @@
-"""What of its groups a device has that has a slice of the rows, or of the groups' matrices."""
+"""The groups of a device that has a slice of the rows, or of the groups' matrices."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def product(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """What the reference computes, by one batched product and masks.
+    """The reference by one batched product and masks.
 
     A NaN or Inf in another group's matrix or rows reaches no result: what does not belong to a
     group is left out by selection, before or after the product.

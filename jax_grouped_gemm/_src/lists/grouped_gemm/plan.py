@@ -49,8 +49,8 @@ TILES = (
     ),
 )
 """The table for operands of 16 bits and float32, of which a launch takes the tile that is predicted
-to be done first; `lists.fp64.KERNELS` is that for all others. What XLA computes instead is for
-`fallback` to say."""
+to be done first; `lists.fp64.KERNELS` is that for all others. `fallback` decides where XLA
+computes instead."""
 
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""

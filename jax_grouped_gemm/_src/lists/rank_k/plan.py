@@ -158,8 +158,8 @@ TILES = (
         pays=_fine_pays,
     ),
 )
-"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others. What
-XLA computes instead is for `fallback` to say."""
+"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others.
+`fallback` decides where XLA computes instead."""
 
 
 def _addressable_problem(problem: RankKProblem) -> RankKProblem:
