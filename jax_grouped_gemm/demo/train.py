@@ -96,8 +96,7 @@ def train(
     Several devices divide experts and tokens; everything else is on each of them.
 
     Weights of a recipe in FP8 are quantised by the optimiser, as it updates them, or in the layers,
-    in each step. Layers do so too where the optimiser cannot: scales are of more than a block, or
-    devices divide the experts.
+    in each step. Layers do so too where devices divide the experts.
 
     Ctrl-C while it trains ends it after the present step, with what it has measured so far.
 
