@@ -24,8 +24,8 @@ class Transfer:
     """A transfer of one operation between devices; `str()` for reading.
 
     Attributes:
-      kind: "gathers", of what each device has a part; "sums", of terms that each device has, whose
-        sum, or a part of it, each gets; "sends", of other parts than a device has.
+      kind: "gathers", where each device has a part and gets the whole; "sums", where each device
+        has a term and gets the sum or a part of it; "sends", where devices exchange parts.
       op: the operation, "jax.shard_map" for what is said in one, or the function of a layer.
       what: the array.
       bytes: of the array that a device has after a "gathers", before it else.
