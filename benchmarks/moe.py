@@ -107,7 +107,7 @@ def layer_function(problem: Problem, implementation: object, **more: object) -> 
     return run
 
 
-# What a kernel does, by what its name contains; the first that fits.
+# The work of a kernel, by a pattern of its name; the first that fits.
 PARTS = (
     ("products of packed weights", r"Streaming|Decoding"),
     ("dequantise", r"unpack"),
@@ -222,7 +222,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
 
 
 def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
-    """What XLA plans besides operands and results; None of peers that are not JAX's."""
+    """Bytes that XLA plans besides operands and results; None for peers that are not JAX's."""
     if not isinstance(peer, JaxPeer) or peer.unavailable_reason():
         return None
     arguments = peer.arguments(*of_layer) if isinstance(peer, Fp8Layer) else of_layer

@@ -152,7 +152,7 @@ def local(problem: Problem) -> Run:
 
 
 def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Its tokens, choices as likely among its experts, and its experts."""
+    """The tokens of the first device, choices as likely among its experts, and its experts."""
     x, experts, *rest = (a.addressable_shards[0].data for a in operands)
     here = problem.layer.experts // problem.devices
     rng = np.random.default_rng(0)

@@ -31,7 +31,7 @@ class Sweep:
         self._path = directory / f"{peer}_configs.json"
         self._limit = limit
         self._retune = retune
-        # What this run found or looked up: sizes change between distributions, problems do not.
+        # Configurations of this run. Sizes change between distributions, problems do not.
         self._chosen: dict[Any, Config] = {}
 
     def best(

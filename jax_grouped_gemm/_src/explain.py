@@ -91,7 +91,7 @@ def explain(
 
     Where arguments are split over several devices, the plans are those of what a device computes,
     and `transfers` says what travels: an operand that is gathered, a result that is a sum over
-    devices. What XLA moves for other operations, such as `jnp.dot`, is not listed. Over auto axes
+    devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto axes
     XLA decides how operands are split, so that a program is compiled in which the operations of
     this package compute nothing.
 

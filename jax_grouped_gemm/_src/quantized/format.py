@@ -1,4 +1,4 @@
-"""What the elements of a quantised array are: `Format`, and the one registry of all formats.
+"""`Format`, which describes the elements of a quantised array, and the registry of all formats.
 
 `register` adds a format: what its arrays are, and functions that decode and encode one matrix.
 Operations ask the registry what to do with an operand of a format; none knows a format by name.

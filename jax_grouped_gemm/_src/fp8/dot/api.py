@@ -57,7 +57,7 @@ def fp8_ragged_dot(
 
     Semantics of groups as for `ragged_dot`. Quantisation is not differentiated (straight-through):
     the cotangents are those of the matmul, each computed from quantised operands as `recipe` says.
-    Reverse mode, first order. What the backward pass needs is kept in FP8, under names that
+    Reverse mode, first order. The operands of the backward pass are kept in FP8, under names that
     `checkpoint_policies.quantized_operands_saveable` saves, so that rematerialisation does not
     quantise again. Over auto mesh axes of several devices it keeps `lhs` itself, from which each
     device quantises its own rows.
