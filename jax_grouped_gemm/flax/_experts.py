@@ -1,4 +1,4 @@
-"""What both layers do with their experts, on one device or over a mesh."""
+"""The experts of both Flax layers, on one device or over a mesh."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> 
 
 
 def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """The same as a product of one group, since XLA's bits depend on the number of tokens."""
+    """A router's dot as a product of one group, since XLA's bits depend on the number of tokens."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     sizes = jnp.full(1, rows.shape[0], jnp.int32)
     highest = jax.lax.Precision.HIGHEST
@@ -227,7 +227,7 @@ def without_padding(x: jax.Array, mask: Any) -> jax.Array:
 
 
 def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:
-    """What the router of a layer makes of logits; padding tokens visit no expert."""
+    """The routing that a layer's router makes of logits; padding tokens visit no expert."""
     if layer.router is None:
         routing = moe.route(logits, layer.top_k, renormalize=layer.renormalize)
     else:

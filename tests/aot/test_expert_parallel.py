@@ -81,15 +81,13 @@ def compile_layer(target, *, step, tokens=T, **options):
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
     """One collective for all choices, and two for each chunk of tokens, or as many as there are
     other devices."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
-    if combine == "psum_scatter":
-        expected = {"all-gather": 1 + chunks, "reduce-scatter": chunks}
     kernels = dict.fromkeys(FORWARD, chunks)
     if combine == "ppermute":
         devices = target.mesh.size
@@ -103,23 +101,13 @@ def test_gathered_forward(chunks, combine, target):
     assert not any(i.opcode == "copy" for i in program.entry)
 
 
-def test_chunks_travel_beside_products(target):
-    options = dict(strategy="all_gather", chunks=2, combine="psum_scatter", overlap=True)
-    program = compile_layer(target, step=False, **options)
-    products = {"gated_ragged_dot", "ragged_noncontracting"}
-    for kind in ("all-gather", "reduce-scatter"):
-        assert any(products & beside for beside in kernels_beside(program, kind)), kind
-
-
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_step(combine, target):
     """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
     weights are scattered, and none of them beside a product, whose blocks it would displace."""
     options = dict(strategy="all_gather", chunks=1, combine=combine, overlap=False)
     program = compile_layer(target, step=True, **options)
     expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
-    if combine == "psum_scatter":
-        expected = {"all-gather": 3, "reduce-scatter": 3}
     if combine == "ppermute":
         expected = {"collective-permute": 6 * (target.mesh.size - 1)}
     assert collectives(program) == expected
@@ -155,27 +143,6 @@ def test_products_beside_travelling_gradients_are_limited(target):
     *_, last = kernels_beside(program, "collective-permute")
     assert {call.kernel for call in limited} == {"paired_weight_gradients"} <= last
     assert "max_sms" not in compile_layer(target, step=True, **options).hlo
-
-
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
-@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
-def test_tokens_travel_in_8_bits(recipe, combine, target):
-    """And their scales, but no more; products in FP8 take them without quantising them again."""
-    options = dict(strategy="all_gather", combine=combine, recipe=recipe)
-    dispatched, plain = (
-        compile_layer(target, step=False, dispatch_recipe=given, **options)
-        for given in (jgg.Recipe(), None)
-    )
-    sent = {dispatched: [], plain: []}
-    for program, types in sent.items():
-        for instruction in program.entry:
-            if re.sub(r"-start$", "", instruction.opcode) in COLLECTIVES:
-                types += re.findall(rf"(\w+)\[(?:\d+,)*{D}\]", instruction.type)[:1]
-    legs = len(sent[plain]) // 2
-    assert sent[plain] == ["bf16"] * 2 * legs
-    assert sorted(sent[dispatched]) == ["bf16"] * legs + ["u8"] * legs
-    quantized = (program.kernels["quantize_rows"] for program in (dispatched, plain))
-    assert list(quantized) == ([1, 0] if recipe is None else [1, 1])
 
 
 def test_copy_engines_are_asked_for(target):

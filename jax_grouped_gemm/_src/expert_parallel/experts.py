@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
@@ -18,7 +17,7 @@ from jax_grouped_gemm._src.rows.permutation import permute_rows
 
 @dataclasses.dataclass(frozen=True)
 class LocalExperts(Experts):
-    """Those of one device of a group, whose rows are in a buffer for the worst case."""
+    """The experts of one device of a group, whose rows are in a buffer for the worst case."""
 
     counts_rows: ClassVar[bool] = True
 
@@ -27,17 +26,12 @@ class LocalExperts(Experts):
         """Whether `sums_on_tokens` may be called, which reads gradients of sums in place too."""
         return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
-    def sums_on_tokens(
-        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Scaled | None
-    ) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> the sum of each token's rows: [T, D].
-
-        What is `quantized`, if anything, are the same tokens for products in FP8.
-        """
+    def sums_on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> the sum of each token's rows: [T, D]."""
         # Rows that no expert owns are zero, and need not be read.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse)
-        return self.mlp(rows, weights, pairs.groups, tokens=quantized, combines=True)
+        return self.mlp(rows, weights, pairs.groups, combines=True)
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""

@@ -150,7 +150,7 @@ def expert_parallel(
 def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
     given = dict(operands)
     if fsdp:
-        # Of every matrix, the dimension that is embed.
+        # The specs gather the embed dimension of every matrix.
         wi, out = P(None, fsdp, None), P(None, None, fsdp)
         for name, spec in dict(wi_0=wi, wi_1=wi, wo=out, bo=P(None, fsdp)).items():
             if name in given:

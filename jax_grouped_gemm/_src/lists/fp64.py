@@ -1,4 +1,4 @@
-"""What the kernels on the FP64 tensor cores take, and how fast they are."""
+"""The operands of the kernels on the FP64 tensor cores, and how fast these are."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ are those of csrc/fp64/tile_table.h."""
 
 
 class ListProblem(Protocol):
-    """What the problems of products and of updates have in common."""
+    """The fields that problems of products and of updates share."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -63,7 +63,7 @@ class ListProblem(Protocol):
         """Element type of the results."""
 
     def sizes(self) -> dict[str, int]:
-        """What kernels count, by name."""
+        """The sizes that kernels count, by name."""
 
 
 def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:

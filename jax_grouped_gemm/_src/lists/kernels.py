@@ -1,4 +1,4 @@
-"""What the kernels of unequal products and of symmetric updates take."""
+"""The operands of the kernels of unequal products and of symmetric updates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def written_dtype(problem: fp64_kernels.ListProblem) -> np.dtype:
 
 def row_multiples(problem: fp64_kernels.ListProblem) -> tuple[int, int]:
     """The multiples of elements that TMA wants rows of operands and of results to have."""
-    # Of float32 operands, TMA addresses the float16 parts.
+    # TMA addresses the float16 parts of float32 operands.
     is_float32 = problem.dtype == jnp.float32
     operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype
     return (

@@ -114,7 +114,7 @@ class ExpertWeights:
 
     @property
     def biases(self) -> tuple[jax.Array | None, ...]:
-        """Those of gate, up and down."""
+        """The biases of gate, up and down."""
         return self.b0, self.b1, self.bo
 
     @property
@@ -192,7 +192,7 @@ class MlpOperands:
 
     @property
     def packed_products(self) -> list[PackedProblem]:
-        """Those of quantised matrices: of gate and up, which is one, and of down."""
+        """The problems of products by quantised matrices: gate and up as one, and down."""
         quantized, groups = self.experts.quantized, self.groups.sizes.shape[0]
         products = dict(wi_0=len(self.experts.projections), wo=1)
         return [
@@ -236,7 +236,7 @@ class DownOperands:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientOperands:
-    """What the gradients of a hidden layer follow from."""
+    """The operands of the gradients of a hidden layer."""
 
     dy: jax.Array  # [m, D]
     wo: jax.Array
@@ -297,7 +297,7 @@ class TangentOperands:
 
     @property
     def groups(self) -> Groups:
-        """Those of the rows."""
+        """The groups of the rows."""
         return self.primals.groups
 
 

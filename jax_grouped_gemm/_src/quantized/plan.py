@@ -57,7 +57,7 @@ class PackedProblem:
 
     @classmethod
     def of(cls, rhs: Any, rows: Any, groups: Any, products: int = 1) -> PackedProblem:
-        """Of a `QuantizedArray` [g, k, n]."""
+        """The problem of a `QuantizedArray` [g, k, n]."""
         names = tuple(rhs.arrays)
         return cls(rhs.format, rhs.shape, rhs.nbytes, names, rows, groups, products)
 
@@ -126,8 +126,10 @@ PACKED_KERNELS = (
 
 
 def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | None:
-    """What multiplies packed matrices, None if dequantised ones are faster. Which is faster depends
-    on the number of rows, so that batch invariance takes a kernel wherever one can run.
+    """The kernel that multiplies packed matrices, None if dequantised ones are faster.
+
+    Which is faster depends on the number of rows, so that batch invariance takes a kernel wherever
+    one can run.
 
     Programs are traced by it, before it is known what they are compiled for, so that it follows
     from shapes alone.
@@ -192,7 +194,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
 
 
 UNPACK = Kernel("unpack")
-"""What writes packed matrices as bfloat16."""
+"""The kernel that writes packed matrices as bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +224,7 @@ class DequantizeProblem:
 
     @property
     def bytes(self) -> int:
-        """What the dequantised weights take."""
+        """Bytes of the dequantised weights."""
         return self.count * math.prod(self.matrix) * self.dtype.itemsize
 
     def __str__(self) -> str:

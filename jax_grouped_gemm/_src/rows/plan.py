@@ -26,7 +26,7 @@ KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
 """Element types of the rows that kernels move; they sum in float32."""
 
 COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
-"""Those of rows that kernels copy without a weight; FP8 two columns at a time."""
+"""Dtypes of rows that kernels copy without a weight; FP8 two columns at a time."""
 
 MOST_EXPERTS = 16384
 """More than that, and no block has a counter for each."""
@@ -176,6 +176,6 @@ def _no_kernel_reason(avals, params, batch) -> str:
         return f"a launch has at most {MOST_ROW_BATCHES} batches, got {batch[0]}"
     if reason := too_large_operands(avals):
         return reason
-    # What a row's index is divided by is the number of choices of each token.
+    # The divisor of a row's index is the number of choices of each token.
     pairs = avals[0].shape[-2] * params["divisor"] if "divisor" in params else 0
     return too_large({"tokens times choices": pairs})

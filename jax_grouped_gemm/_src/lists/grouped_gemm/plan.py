@@ -49,8 +49,8 @@ TILES = (
     ),
 )
 """The table for operands of 16 bits and float32, of which a launch takes the tile that is predicted
-to be done first; `lists.fp64.KERNELS` is that for all others. What XLA computes instead is for
-`fallback` to say."""
+to be done first; `lists.fp64.KERNELS` is that for all others. `fallback` decides where XLA
+computes instead."""
 
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
@@ -135,7 +135,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         return tuple(i for launch in self.launches for i in launch.problems)
 
     def describe_launch(self) -> str:
-        """What `explain` says of all launches."""
+        """The words of `explain` for all launches."""
         # There is no other on the FP64 tensor cores.
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler

@@ -1,4 +1,4 @@
-"""What a plan of a list of products is made for: static shapes, dtypes and layouts."""
+"""The problem of a plan of a list of products: static shapes, dtypes and layouts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class GroupedGemmProblem:
         )
 
     def sizes(self) -> dict[str, int]:
-        """What kernels count, by name."""
+        """The sizes that kernels count, by name."""
         return {
             f"{name} of problem {i}": size
             for i, entry in enumerate(self.entries)
@@ -128,7 +128,7 @@ def listed(items: Sequence[Any], separator: str = ", ") -> str:
 
 
 def xla_work(problem: GroupedGemmProblem, terms: int) -> Work | None:
-    """What a call of XLA for each product is to `fallback`, None if there is none.
+    """The work of one XLA call for each product, for `fallback`; None if there is none.
 
     A pass over each result scales it and adds c.
     """

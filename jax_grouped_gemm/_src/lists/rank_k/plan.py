@@ -46,7 +46,7 @@ MAX_FINE_STACKS = 4
 SQUARE = 64
 DIAGONAL_SQUARES = 5
 TILE_K = 64
-# What the change of tiles, and sums that are handed over, take beside the steps of a unit: see
+# Half steps of a change of tiles, and of handing sums over, beside the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 
@@ -158,8 +158,8 @@ TILES = (
         pays=_fine_pays,
     ),
 )
-"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others. What
-XLA computes instead is for `fallback` to say."""
+"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others.
+`fallback` decides where XLA computes instead."""
 
 
 def _addressable_problem(problem: RankKProblem) -> RankKProblem:

@@ -1,4 +1,4 @@
-"""What a plan of symmetric updates is made for: static shapes and dtypes."""
+"""The problem of a plan of symmetric updates: static shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RankKProblem:
         return 1 if self.op == "rank_k" else 2
 
     def sizes(self) -> dict[str, int]:
-        """What kernels count, by name: both products of a rank-2k update are one to them."""
+        """The sizes that kernels count, by name. Both products of a rank-2k update count as one."""
         k = "k" if self.num_products == 1 else "twice k"
         return {
             f"{name} of stack {i}": size
@@ -136,7 +136,7 @@ def launch_order(problem: RankKProblem) -> list[int]:
 
 
 def xla_work(problem: RankKProblem, terms: int) -> Work | None:
-    """What XLA's products of whole matrices are to `fallback`, None if there are none.
+    """The work of XLA's products of whole matrices, for `fallback`; None if there are none.
 
     A pass over the sums adds, mirrors and masks.
     """

@@ -66,8 +66,6 @@ def unfused_ragged_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
     _, dh, _, group_sizes = avals
     if reason := _unfused_reason(layer, avals[:3]):
         return reason
-    if layer.recipe.scaling != "blockwise":
-        return f"the kernel scales blocks of 128, not {layer.recipe.scaling}"
     if reason := symbolic_sizes(avals):
         return reason
     if 0 in group_sizes.shape:

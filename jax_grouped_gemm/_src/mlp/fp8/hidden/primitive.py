@@ -88,7 +88,7 @@ def _avals_of(reference, op):
 HIDDEN: Op = Op(
     name="quantize_hidden",
     operand_ranks=(2, 1),
-    targets=(call.HIDDEN_TARGET, call.HIDDEN_MAXIMA_TARGET),
+    targets=(call.HIDDEN_TARGET,),
     avals=_avals_of(reference.hidden, lambda: HIDDEN),
     planner=plan_hidden,
     call=call.hidden,
@@ -100,7 +100,7 @@ HIDDEN: Op = Op(
 GRADIENTS: Op = Op(
     name="quantize_gradients",
     operand_ranks=(2, 2, 1),
-    targets=(call.GRADIENTS_TARGET, call.GRADIENT_MAXIMA_TARGET),
+    targets=(call.GRADIENTS_TARGET,),
     avals=_avals_of(reference.gradients, lambda: GRADIENTS),
     planner=plan_gradients,
     call=call.gradients,
@@ -151,10 +151,6 @@ RAGGED_GRADIENTS: Op = Op(
 
 def _register_batching(op: Op) -> None:
     def rule(operands, dims, *, layer, implementation):
-        if layer.recipe.scaling == "tensorwise":
-            # Each element of the batch has a scale of its own.
-            out = jax.vmap(lambda *x: op.reference(*x, layer=layer), dims)(*operands)
-            return out, [0] * len(out)
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         every = [
             jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
