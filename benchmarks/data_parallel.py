@@ -5,8 +5,8 @@ python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.jso
 A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
 compiled with `moe.data_parallel_compiler_options`; Muon's update of as many matrices a GPU; and
 `optim.orthogonalize` of matrices that are split inside, which travel to be whole on one GPU each.
-"one" is one GPU with its share, "ours" all of them: a ratio is the work that all do over what one
-does in the same time, so N would be perfect. "einsum" is the same iteration on the split matrices,
+"one" is one GPU with its share, "ours" all N of them. A ratio is the work of all over the work of
+one in the same time: N is perfect. "einsum" is the same iteration on the split matrices,
 as XLA partitions it. Times are the host's, of a queue of calls; all take turns.
 """
 

@@ -106,8 +106,7 @@ def ours(update: Update, **options) -> Callable[..., jax.Array]:
 def at_precision(function: Callable[..., jax.Array], precision: str | None):
     """The function with a precision of its own, wherever it is called.
 
-    A context around a jitted function counts for the calls inside the context alone: a later one
-    would be traced again, without it.
+    JAX traces a jitted function again when it is called outside of the context of its first call.
     """
 
     @functools.wraps(function)

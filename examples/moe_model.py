@@ -46,7 +46,7 @@ class Config:
 
     @property
     def active_parameters(self) -> int:
-        """Matrix elements of all layers that a token is multiplied by, without embedding, head."""
+        """Elements of the matrices that multiply a token, without the embedding and the head."""
         of_heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         of_experts = self.experts + 3 * self.top_k * self.hidden
         return self.layers * self.embed * (of_heads + of_experts)

@@ -89,7 +89,7 @@ def result_and_gradients(function: Run, op: str) -> Run:
 
 
 def routing_of(experts: jax.Array, weights: jax.Array, num_experts: int) -> moe.Routing:
-    """A layer takes no more of the logits than their shape."""
+    """A routing with these choices. Layers read the shape of its logits, but no values."""
     return moe.Routing(jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32), experts, weights)
 
 
@@ -237,7 +237,7 @@ def ways() -> list[MeshPeer]:
 
 
 def peers() -> list[MeshPeer]:
-    """All strategies, what there was before them, and the layer without communication."""
+    """All strategies, the naive way, and the layer without communication."""
     ours = [
         MeshPeer(
             name,

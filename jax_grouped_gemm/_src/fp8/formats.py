@@ -36,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 COLUMN_ROWS = 256
-"""Rows of which `column_maxima` finds the largest of each column."""
+"""Rows in a block of `column_maxima`, which has one maximum for each of its columns."""
 
 
 class Scaled(NamedTuple):
@@ -78,7 +78,7 @@ def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
 
 
 VIEWED_ROWS, VIEWED_RHS = 0, 2
-"""Which operand of a product of rows, and of rows by rows, may be a view; see
+"""The index of the operand that may be a view, in a product of rows and in one of rows by rows. See
 `csrc/ffi/module.cc`."""
 
 
@@ -89,7 +89,7 @@ def view_of(flat: jax.Array, view: Shape) -> jax.Array:
 
 
 def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
-    """`operands`, arrays or avals, with what is viewed in place of a flat array, if one is."""
+    """`operands`, arrays or avals, with the viewed array in place of a flat one, if there is one."""
     if not view:
         return tuple(operands)
     flat, shape = operands[operand], view[1:]
@@ -102,8 +102,8 @@ def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...
 
 
 def row_blocks(m: int, num_groups: int) -> int:
-    """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
-    # Which of two sizes is less must be known where one is symbolic; the larger will do as well.
+    """The most blocks of 128 rows of one group each that `m` rows in `num_groups` groups take."""
+    # `min` needs static sizes; num_groups is a valid upper bound.
     partial = min(num_groups, m) if is_static(m, num_groups) else num_groups
     return cdiv(m, BLOCK) + partial
 

@@ -47,8 +47,8 @@ def bias_rows(
 
 @bias_rows.defjvp
 def _bias_rows_jvp(num_rows, primals, tangents):
-    # As the product with a column of ones, whose transpose is a ragged product too. That of a
-    # gather is a scatter-add, which is not reproducible on a GPU.
+    # The tangent is a product with a column of ones, whose transpose is a ragged product too. The
+    # transpose of a gather is a scatter-add, which is not reproducible on a GPU.
     bias, group_sizes, group_offset = primals
     ones = jnp.ones((num_rows, 1), bias.dtype)
     tangent = ragged_noncontracting(
