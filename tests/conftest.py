@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.metadata
 import importlib.util
@@ -22,10 +23,12 @@ import pytest  # noqa: E402
 # JAX reads these when it is imported, so they are set before anything below imports it.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 if not Path("/dev/nvidiactl").exists():
-    # Most of the time goes into compiling small programs for the CPU: unoptimised, and in one
-    # thread, since the other cores have tests of their own.
+    # Most of the time goes into compiling small programs for the CPU: unoptimised, without the
+    # interpreter that folds what a test closes over, and in one thread, since the other cores have
+    # tests of their own.
     XLA_FLAGS += [
         "--xla_backend_optimization_level=0",
+        "--xla_disable_hlo_passes=constant_folding",
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
     if importlib.metadata.version("jaxlib").startswith("0.10."):
@@ -42,6 +45,7 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
 from jax_grouped_gemm._src import fallback  # noqa: E402
@@ -86,6 +90,12 @@ def small_products_have_kernels(request):
     of_users = request.node.get_closest_marker("plans_as_users_get_them")
     with fallback.policy("auto" if of_users else "kernels"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_mlir_context(monkeypatch):
+    """JAX before 0.12 makes a context for each program, in a quarter of the time of small ones."""
+    monkeypatch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
 
 
 @pytest.fixture(params=reference.FORMS)

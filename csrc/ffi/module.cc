@@ -35,13 +35,9 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_joined.v1"] = encapsulate(JggQuantizeJoined);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
   targets["jax_grouped_gemm.column_maxima.v1"] = encapsulate(JggColumnMaxima);
-  targets["jax_grouped_gemm.matrix_maxima.v1"] = encapsulate(JggMatrixMaxima);
-  targets["jax_grouped_gemm.quantize_channels.v1"] = encapsulate(JggQuantizeChannels);
   targets["jax_grouped_gemm.quantize_gathered.v2"] = encapsulate(JggQuantizeGathered);
   targets["jax_grouped_gemm.quantize_hidden.v1"] = encapsulate(JggQuantizeHidden);
   targets["jax_grouped_gemm.quantize_gradients.v1"] = encapsulate(JggQuantizeGradients);
-  targets["jax_grouped_gemm.hidden_maxima.v1"] = encapsulate(JggHiddenMaxima);
-  targets["jax_grouped_gemm.gradient_maxima.v1"] = encapsulate(JggGradientMaxima);
   targets["jax_grouped_gemm.quantize_ragged_gradients.v1"] =
       encapsulate(JggQuantizeRaggedGradients);
   targets["jax_grouped_gemm.quantize_joined_gradients.v1"] =

@@ -234,76 +234,6 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
       "column_maxima");
 }
 
-ffi::Error matrix_maxima(cudaStream_t stream, ffi::AnyBuffer x, Scales of_rows, Scales of_columns) {
-  ElementType source;
-  if (auto error = source_type(x, source); error.failure()) return error;
-  auto const shape = Shape<3>::of("x", x);
-  if (!shape) return shape.error();
-  auto const [matrices, rows, columns] = shape->size;
-  if (shape->batched) return invalid("x has a batch dimension");
-  quantize::MatrixMaximaArguments arguments{x.untyped_data(), nullptr, nullptr,
-                                            matrices,         rows,    columns};
-  if (of_rows->element_count() != 0) {
-    auto const error = has_shape<3>("of_rows", *of_rows, {matrices, rows, blocks(columns)});
-    if (error.failure()) return error;
-    arguments.of_rows = of_rows->typed_data();
-  }
-  if (of_columns->element_count() != 0) {
-    auto const error = has_shape<3>("of_columns", *of_columns, {matrices, blocks(rows), columns});
-    if (error.failure()) return error;
-    arguments.of_columns = of_columns->typed_data();
-  }
-  return launched(quantize::matrix_maxima(source, arguments, stream), "matrix_maxima");
-}
-
-// Quantises x, or x and y next to each other, each filled up with zeros to whole blocks.
-ffi::Error quantize_channels(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y,
-                             ffi::Buffer<ffi::F32> row_scale, ffi::Buffer<ffi::F32> column_scale,
-                             Values values, Values values_t, bool joined) {
-  QuantizeFormat format{};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  if (x.element_type() != y.element_type()) return invalid("the stacks differ in type");
-  auto const shape = Shape<3>::of("x", x);
-  if (!shape) return shape.error();
-  auto const [matrices, rows, columns] = shape->size;
-  int const padded = blocks(columns) * kScaleBlock, pitch = joined ? 2 * padded : columns;
-  bool const plain = values->element_count() != 0, transposed = values_t->element_count() != 0;
-  if (!plain && !transposed) return invalid("no result is asked of a quantiser");
-  auto const wanted = (plain ? values : values_t)->element_type();
-  if (!element_type(wanted, kFloat8s, format.fp8)) {
-    return invalid("the quantisers return f8e4m3fn or f8e5m2");
-  }
-  if (plain && transposed && values_t->element_type() != wanted) {
-    return invalid("both forms of a result have one FP8 type");
-  }
-  for (auto error :
-       {has_shape<3>("x", x, {matrices, rows, columns}),
-        has_shape<3>("y", y, {matrices, rows, columns}),
-        has_shape<2>("row_scale", row_scale, {matrices, rows}),
-        has_shape<2>("column_scale", column_scale, {matrices, pitch}),
-        plain ? has_shape<3>("values", *values, {matrices, rows, pitch}) : ffi::Error::Success(),
-        transposed ? has_shape<3>("values_t", *values_t, {matrices, pitch, rows})
-                   : ffi::Error::Success()}) {
-    if (error.failure()) return error;
-  }
-  cudaError_t status = cudaSuccess;
-  for (int half = 0; half < (joined ? 2 : 1); ++half) {
-    int64_t const first = half * padded;
-    quantize::ChannelsArguments arguments{};
-    arguments.x = (half ? y : x).untyped_data();
-    arguments.row_scale = row_scale.typed_data();
-    arguments.column_scale = column_scale.typed_data() + first;
-    if (plain) arguments.q = static_cast<uint8_t*>(values->untyped_data()) + first;
-    if (transposed) arguments.q_t = static_cast<uint8_t*>(values_t->untyped_data()) + first * rows;
-    arguments.matrices = matrices;
-    arguments.rows = rows;
-    arguments.columns = columns;
-    arguments.joined_columns = joined ? pitch : 0;
-    if (status == cudaSuccess) status = quantize::quantize_channels(format, arguments, stream);
-  }
-  return launched(status, "quantize_channels");
-}
-
 // Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
                              ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
@@ -402,20 +332,6 @@ JGG_DEFINE_HANDLER(JggColumnMaxima, jgg::column_maxima,
                        .Arg<xla::ffi::AnyBuffer>()                // x
                        .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // window
                        .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // maxima
-JGG_DEFINE_HANDLER(JggMatrixMaxima, jgg::matrix_maxima,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()                // x
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()    // of rows, or nothing
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // of columns, or nothing
-JGG_DEFINE_HANDLER(JggQuantizeChannels, jgg::quantize_channels,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::AnyBuffer>()              // y, or x again
-                       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // row_scale
-                       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // column_scale
-                       .Ret<xla::ffi::AnyBuffer>()              // values, or nothing
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t, or nothing
-                       .Attr<bool>("joined"));
 JGG_DEFINE_HANDLER(JggQuantizeGathered, jgg::quantize_gathered,
                    jgg::on_stream()
                        .Arg<xla::ffi::AnyBuffer>()              // x

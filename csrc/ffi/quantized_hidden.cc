@@ -131,49 +131,6 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
-// Computes hidden in 16 bits, and the largest magnitude of each block instead of scales.
-ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
-                         Result hidden, ffi::Result<Floats> maxima, ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  auto const shape = Shape<2>::of("hidden", *hidden);
-  if (!shape) return shape.error();
-  auto const [rows, columns] = shape->size;
-  Fit fit;
-  mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
-  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
-  fit.matrix("hidden", *hidden, rows, columns);
-  fit.matrix("the maxima", *maxima, rows, a.projections.blocks());
-  fit.bf16({projections.element_type(), hidden->element_type()});
-  if (given.error().failure()) return given.error();
-  if (fit.error().failure()) return fit.error();
-  a.hidden = hidden->untyped_data();
-  a.scale = maxima->typed_data();
-  return launched(mlp::quantize_hidden(format, a, stream), "hidden_maxima");
-}
-
-ffi::Error gradient_maxima(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
-                           Floats weights, Result dgate, Result dup, Result hidden,
-                           ffi::Result<Floats> maxima, ffi::Result<Floats> dweights,
-                           ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  auto const shape = Shape<2>::of("the gradient of hidden", dh);
-  if (!shape) return shape.error();
-  auto const [rows, columns] = shape->size;
-  Fit fit;
-  mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
-  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
-  of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
-  fit.matrix("the maxima", *maxima, rows, 2 * a.projections.blocks());
-  fit.bf16({projections.element_type(), dh.element_type(), dgate->element_type(),
-            dup->element_type(), hidden->element_type()});
-  if (given.error().failure()) return given.error();
-  if (fit.error().failure()) return fit.error();
-  a.scale = maxima->typed_data();
-  return launched(mlp::quantize_gradients(format, a, stream), "gradient_maxima");
-}
-
 ffi::Error quantize_ragged_gradients(
     cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh, Floats weights,
     ffi::Buffer<ffi::S32> group_sizes, Result values, ffi::Result<Floats> scales, Result dgate,
@@ -273,28 +230,6 @@ auto gradients_binding() {
       .Attrs();
 }
 
-auto hidden_maxima_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Ret<ffi::AnyBuffer>()         // hidden
-      .Ret<ffi::Buffer<ffi::F32>>()  // maxima
-      .Attrs();
-}
-
-auto gradient_maxima_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::AnyBuffer>()         // gradient of hidden
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Ret<ffi::AnyBuffer>()         // gradient of gate
-      .Ret<ffi::AnyBuffer>()         // gradient of up
-      .Ret<ffi::AnyBuffer>()         // hidden
-      .Ret<ffi::Buffer<ffi::F32>>()  // maxima
-      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
-      .Attrs();
-}
-
 auto ragged_gradients_binding() {
   return on_stream()
       .Arg<ffi::AnyBuffer>()         // projections
@@ -334,8 +269,6 @@ auto joined_gradients_binding() {
 
 JGG_DEFINE_HANDLER(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding());
 JGG_DEFINE_HANDLER(JggQuantizeGradients, jgg::quantize_gradients, jgg::gradients_binding());
-JGG_DEFINE_HANDLER(JggHiddenMaxima, jgg::hidden_maxima, jgg::hidden_maxima_binding());
-JGG_DEFINE_HANDLER(JggGradientMaxima, jgg::gradient_maxima, jgg::gradient_maxima_binding());
 JGG_DEFINE_HANDLER(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
                    jgg::ragged_gradients_binding());
 JGG_DEFINE_HANDLER(JggQuantizeJoinedGradients, jgg::quantize_joined_gradients,

@@ -73,8 +73,7 @@ struct Block {
     }
   }
 
-  // Quantises, or stores the largest magnitude if `to` is null; all eight threads of the block call
-  // it.
+  // All eight threads of the block call it.
   template <ElementType kFormat, bool kAligned>
   __device__ __forceinline__ void quantize(uint8_t* to, float* scale, int count, bool exists,
                                            bool power_of_two) {
@@ -85,20 +84,14 @@ struct Block {
       o.stay_packed();
     }
     largest = Word<Source>::max_over(largest, kLanes);
-    bool const leads = threadIdx.x % kLanes == 0 && exists;
-    float const of_block = Word<Source>::element(largest, 0);
-    if (to == nullptr) {
-      if (leads) *scale = of_block;
-      return;
-    }
-    Scale const s = scale_of<kFormat>(of_block, power_of_two);
+    Scale const s = scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
       auto const scaled = [&](int e) { return octet[j][e] * s.inverse; };
       quantize::store_bytes<kAligned>(to + Position::ahead(j), convert_eight<kFormat>(scaled),
                                       count - Position::ahead(j));
     }
-    if (leads) *scale = s.scale;
+    if (threadIdx.x % kLanes == 0 && exists) *scale = s.scale;
   }
 };
 
@@ -127,12 +120,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   int const count = at.exists ? p.columns - at.column : 0;
   int64_t const of_hidden = int64_t{1} * at.row * p.columns + at.column;
-  if (arguments.hidden) {
-    gate.template store<kAligned>(static_cast<Source*>(arguments.hidden) + of_hidden, count);
-  }
   gate.template quantize<kFormat, kAligned>(
-      arguments.q ? arguments.q + of_hidden : nullptr,
-      arguments.scale + int64_t{1} * at.row * blocks + at.block, count, at.exists, power_of_two);
+      arguments.q + of_hidden, arguments.scale + int64_t{1} * at.row * blocks + at.block, count,
+      at.exists, power_of_two);
 }
 
 template <ElementType kFormat, bool kAligned>
@@ -185,11 +175,9 @@ __global__ void __launch_bounds__(kThreads)
   gate.template store<kAligned>(static_cast<Source*>(arguments.dgate) + of_hidden, count);
   up.template store<kAligned>(static_cast<Source*>(arguments.dup) + of_hidden, count);
   float* const scale = arguments.scale + int64_t{2} * at.row * blocks + at.block;
-  auto const q = [&](int ahead) {
-    return arguments.q ? arguments.q + of_projections + ahead : nullptr;
-  };
-  gate.template quantize<kFormat, true>(q(0), scale, all, at.exists, power_of_two);
-  up.template quantize<kFormat, true>(q(pitch), scale + blocks, all, at.exists, power_of_two);
+  uint8_t* const q = arguments.q + of_projections;
+  gate.template quantize<kFormat, true>(q, scale, all, at.exists, power_of_two);
+  up.template quantize<kFormat, true>(q + pitch, scale + blocks, all, at.exists, power_of_two);
 }
 
 // Calls `function` with the FP8 type and whether rows of hidden are in octets,

@@ -32,19 +32,16 @@ struct Projections {
   __host__ __device__ int pitch() const { return blocks() * kScaleBlock; }
 };
 
-// q [rows, columns] and scale [rows, blocks] of hidden. Without q, for scales of more than a block:
-// hidden [rows, columns] itself, and in place of scales the largest magnitude of each block.
+// q [rows, columns] and scale [rows, blocks] of hidden.
 struct QuantizedHidden {
   Projections projections;
   uint8_t* q;
   float* scale;
-  void* hidden;
 };
 
 // From the gradient of hidden, dh [rows, columns]: those of gate and up, [rows, columns] each, and
 // both quantised as projections lie; hidden again, which may be where dh is; and the gradient of
-// each row's weight as a sum for each block of columns, [rows, blocks]. Without q, scales are those
-// of QuantizedHidden.
+// each row's weight as a sum for each block of columns, [rows, blocks].
 struct QuantizedGradients {
   Projections projections;
   void const* dh;

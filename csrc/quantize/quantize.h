@@ -96,33 +96,6 @@ struct ColumnsArguments {
   int columns;
 };
 
-// x [matrices, rows, columns] -> the largest finite magnitudes of rows, in blocks of 128 columns
-// each, [matrices, rows, ceil(columns / 128)]; and of columns, in blocks of 128 rows, [matrices,
-// ceil(rows / 128), columns]. Either may be null.
-struct MatrixMaximaArguments {
-  void const* x;
-  float* of_rows;
-  float* of_columns;
-  int matrices;
-  int rows;
-  int columns;
-};
-
-// x [matrices, rows, columns] -> q as x, over row_scale [matrices, rows], and q_t with the last two
-// dimensions exchanged, over column_scale [matrices, columns]. Either pair may be null. Results may
-// be joined as those of BlocksArguments; then so are the scales of columns.
-struct ChannelsArguments {
-  void const* x;
-  float const* row_scale;
-  uint8_t* q;
-  float const* column_scale;
-  uint8_t* q_t;
-  int matrices;
-  int rows;
-  int columns;
-  int joined_columns = 0;
-};
-
 // Columns of the matrices that results are part of, and those of a result with its zeros.
 template <class Arguments>
 JGG_HOST_DEVICE int pitch(Arguments const& a) {
@@ -133,11 +106,6 @@ JGG_HOST_DEVICE int stored_columns(Arguments const& a) {
   return a.joined_columns ? (a.columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : a.columns;
 }
 
-cudaError_t matrix_maxima(ElementType source, MatrixMaximaArguments const& arguments,
-                          cudaStream_t stream);
-// `power_of_two` does not matter.
-cudaError_t quantize_channels(QuantizeFormat format, ChannelsArguments const& arguments,
-                              cudaStream_t stream);
 cudaError_t column_maxima(ElementType source, ColumnsArguments const& arguments,
                           cudaStream_t stream);
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,

@@ -93,7 +93,7 @@ STRATEGIES = pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_a
 
 
 class TestIsTheLayerOfOneDevice:
-    @pytest.mark.parametrize("devices", [1, 2, 4, 8])
+    @pytest.mark.parametrize("devices", [1, 2, 8])
     @pytest.mark.parametrize("options", [*OPTIONS[:2], OPTIONS[-2]], ids=title)
     def test_devices(self, devices, options, rng):
         check(mesh_of(expert=devices), operands(rng), rng, **options)
@@ -349,9 +349,8 @@ class TestTransformations:
 class TestProcesses:
     """One program, whose devices belong to several processes."""
 
-    @pytest.mark.parametrize(("processes", "devices_each"), [(2, 2), (4, 1)])
-    def test_result_and_gradients(self, processes, devices_each):
-        ep.check_processes(processes, "cpu", ["all_gather", "ragged_all_to_all"], devices_each)
+    def test_result_and_gradients(self):
+        ep.check_processes(2, "cpu", ["all_gather", "ragged_all_to_all"], devices_each=2)
 
 
 class TestMistakes:

@@ -53,14 +53,13 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(
-    "options",
+    "name, options",
     [
-        dict(chunks=3),
-        dict(chunks=3, save="nothing"),
-        dict(chunks=3, combine="ppermute"),
-        dict(save="rows", overlap=True),
+        *((name, dict(chunks=3)) for name in SHARED),
+        ("tokens along data", dict(save="rows", overlap=True)),
+        ("tokens along a third", dict(chunks=3, combine="ppermute")),
+        ("fsdp and tensor", dict(chunks=3, save="nothing")),
     ],
     ids=str,
 )
@@ -75,15 +74,17 @@ def test_chunks_of_exchanged_rows_beside_a_tensor_axis(rng):
     check(rng, mesh, expert_axis="expert", **options)
 
 
-@pytest.mark.parametrize("explicit", ["data", "expert", "data, expert"])
 @pytest.mark.parametrize(
-    "options",
+    "explicit, options",
     [
-        dict(),
-        dict(token_axes=("expert", "data"), chunks=3),
-        dict(token_axes="data"),
-        dict(fsdp_axis="data"),
-        dict(tensor_axis="tensor"),
+        ("data", dict()),
+        ("expert", dict()),
+        ("data, expert", dict(token_axes=("expert", "data"), chunks=3)),
+        ("data", dict(token_axes="data")),
+        ("expert", dict(token_axes="data")),
+        ("data", dict(fsdp_axis="data")),
+        ("expert", dict(fsdp_axis="data")),
+        ("data, expert", dict(tensor_axis="tensor")),
     ],
     ids=str,
 )
@@ -105,14 +106,13 @@ def test_explicit_and_auto_axes(explicit, options, rng):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("elements", [2, 4])
-def test_mapped_over_another_axis(options, elements, rng):
+def test_mapped_over_another_axis(options, rng):
     """Tokens and routing are mapped over, matrices are not."""
     mesh = mesh_of(data=2, expert=4)
     layer = moe.expert_parallel(
         mesh, expert_axis="expert", token_axes="expert", activation="relu", **options
     )
-    sets = [operands(rng) for _ in range(elements)]
+    sets = [operands(rng) for _ in range(4)]
     matrices = sets[0][3:]
     x, experts, weights = (jnp.stack(a) for a in list(zip(*sets, strict=True))[:3])
     cotangents = jnp.asarray(rng.integers(-2, 3, x.shape), jnp.float32)
@@ -129,7 +129,7 @@ def test_mapped_over_another_axis(options, elements, rng):
     inside = mapped(cotangents, x, experts, weights, *matrices)
     each = [
         ep.one_device_with_gradients()(cotangents[i], x[i], experts[i], weights[i], *matrices)
-        for i in range(elements)
+        for i in range(len(sets))
     ]
     stacked = [jnp.stack(a) for a in zip(*each, strict=True)]
     ep.assert_equal(inside, stacked)
@@ -143,6 +143,7 @@ def test_a_layer_of_one_device_mapped_over_an_axis_inside_shard_map(weights_are_
     if weights_are_mapped:
         experts, weights = (jnp.stack([a, a[::-1]]) for a in (experts, weights))
 
+    @jax.jit
     def f(x, experts, weights, *matrices):
         def y(x, *matrices):
             return moe.dropless_mlp(x, routing(experts, weights), *matrices, activation="relu")

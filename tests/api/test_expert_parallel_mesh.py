@@ -112,7 +112,7 @@ def test_vmap_of_one_operand(mapped, strategy, rng):
     axes = [0 if i == mapped else None for i in range(len(given))]
     given[mapped] = both
     layer = whole(mesh_of(expert=4), strategy=strategy)
-    expected = jax.vmap(ep.one_device(), axes)(*given)
+    expected = jax.jit(jax.vmap(ep.one_device(), axes))(*given)
     np.testing.assert_array_equal(jax.jit(jax.vmap(layer, axes))(*given), expected)
     given[mapped] = both[None]
     np.testing.assert_array_equal(
@@ -124,16 +124,16 @@ def test_ranks_are_not_promoted(rng):
     given = operands(rng)
     for strategy in ("all_gather", "ragged_all_to_all"):
         with jax.numpy_rank_promotion("raise"):
-            whole(mesh_of(expert=4), strategy=strategy)(*given)
+            jax.jit(whole(mesh_of(expert=4), strategy=strategy)).lower(*given)
 
 
 def test_losses_of_logits_along_explicit_axes(rng):
     mesh = mesh_of(AxisType.Explicit, data=2, expert=4)
     logits = jnp.asarray(rng.standard_normal((4, 8, E)), jnp.float32)
-    expected = moe.auxiliary_losses(moe.route(logits, K))
+    losses = jax.jit(lambda logits: moe.auxiliary_losses(moe.route(logits, K)))
+    expected = losses(logits)
     with jax.set_mesh(mesh):
-        logits = jax.device_put(logits, NamedSharding(mesh, P("data", "expert")))
-        got = moe.auxiliary_losses(moe.route(logits, K))
+        got = losses(jax.device_put(logits, NamedSharding(mesh, P("data", "expert"))))
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 

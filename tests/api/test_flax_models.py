@@ -122,8 +122,7 @@ def test_biases_beside_fsdp_and_tensor_axes(rng, bias, cotangent, x, mask):
     check(rng, "gpt_oss", layer, bias, cotangent, x, mask)
 
 
-@LIBRARIES
-@pytest.mark.parametrize("on_mesh", [False, True])
+@pytest.mark.parametrize("library, on_mesh", [("linen", False), ("nnx", True)])
 def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
     """Values and gradients of GPT-OSS within what FP8 rounds; padding is still exactly zero."""
     options = dict(mesh=mesh, expert_axis="expert") if on_mesh else {}
@@ -271,14 +270,15 @@ def test_correction_bias_of_linen(rng, x, mask):
 @LIBRARIES
 def test_groups_are_checked(library, rng, bias, x, mask):
     """A padding token is a row without a group, which has to be allowed."""
-    layer = layer_of(library, "gpt_oss", bias)
+    layer = jax.jit(layer_of(library, "gpt_oss", bias))
     params = parameters(rng, "gpt_oss")
     with jgg.check_groups():
-        layer(params, x)
+        checkify.checkify(layer)(params, x)[0].throw()
         with pytest.raises(checkify.JaxRuntimeError, match="unowned_rows=True"):
-            layer(params, x, mask)
+            checkify.checkify(layer)(params, x, mask)[0].throw()
     with jgg.check_groups(unowned_rows=True):
-        y, _ = layer(params, x, mask)
+        error, (y, _) = checkify.checkify(layer)(params, x, mask)
+        error.throw()
     np.testing.assert_array_equal(y, layer(params, x, mask)[0])
 
 

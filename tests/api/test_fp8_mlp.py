@@ -60,7 +60,7 @@ class TestQuantisedOperands:
             return jnp.sum(jnp.sin(y))
 
         logits = jnp.asarray(rng.standard_normal((3, len(x), 4)), F32)
-        gradient = jax.grad(loss)
+        gradient = jax.jit(jax.grad(loss))
         plans = jgg.explain(gradient, x, logits[0]).plans
         assert "gathered_scaled_noncontracting" in [p.problem.op for p in plans]
         many = jnp.stack([x, 2 * x, -x])
@@ -88,7 +88,7 @@ class TestQuantisedOperands:
                 y = moe.dropless_mlp(x, routing, *matrices, **options)
                 return jnp.sum(jnp.sin(y.astype(F32)))
 
-            return jax.grad(loss, range(4))
+            return jax.jit(jax.grad(loss, range(4)))
 
         shared, apart = map(gradients, (None, "xla"))
         jaxprs = (str(jax.make_jaxpr(f)(x, *matrices)) for f in (shared, apart))
@@ -162,10 +162,16 @@ class TestFewRows:
         x, weights = one.x.copy(), one.weights.copy()
         one.x[3] = np.nan
         one.weights[np.setdiff1d(np.arange(len(one.rows)), here)] = np.nan
-        got = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
+
+        def run():
+            return np.asarray(
+                jax.jit(partial(one.run, jgg.ragged_mlp, recipe=recipe))(*one.factors)
+            )
+
+        got = run()
         monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.QUANTISED_ON_ROWS", 0)
         one.x, one.weights = x, weights
-        want = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
+        want = run()
         np.testing.assert_array_equal(got, want)
         assert np.isfinite(got).all() and got[here].any()
 
@@ -237,9 +243,9 @@ class TestSemantics:
 
     def test_a_token_with_nan_stays_alone(self, rng):
         one = case(rng)
-        clean = one.run(jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe())
+        clean = one.value(recipe=jgg.Recipe())
         one.x[3, 5] = np.nan
-        got = one.run(jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe())
+        got = one.value(recipe=jgg.Recipe())
         mine = one.rows == 3
         assert np.isnan(got[mine]).all()
         np.testing.assert_array_equal(got[~mine], clean[~mine])
@@ -296,8 +302,12 @@ class TestSemantics:
             return jgg.gated_ragged_dot(x, wi_0, wi_1, one.sizes, **options)
 
         def all_of(**options):
-            y, vjp = jax.vjp(partial(hidden, **options), one.x, one.wi_0, one.wi_1)
-            return y, *vjp(jnp.cos(y))
+            @jax.jit
+            def run(*operands):
+                y, vjp = jax.vjp(partial(hidden, **options), *operands)
+                return y, *vjp(jnp.cos(y))
+
+            return run(one.x, one.wi_0, one.wi_1)
 
         got, want = all_of(recipe=recipe), all_of()
         for x, y, same in zip(got, want, all_of(recipe=recipe, quantized=wi), strict=True):

@@ -122,7 +122,10 @@ def layer_of(library, model, bias, **options):
 
 
 def exact_layer(model, bias):
-    """The same in plain jax.numpy, one token and one expert at a time."""
+    """The same in plain jax.numpy, one token and one expert at a time.
+
+    Tokens that are not real get no further than their own results.
+    """
     hidden = clipped if model == "gpt_oss" else silu
 
     def of_token(params, x):
@@ -141,13 +144,12 @@ def exact_layer(model, bias):
         return jax.vmap(of_expert)(experts, weights).sum(axis=0), logits, experts
 
     def apply(params, x, mask):
-        """Of the real tokens alone, put back where they were."""
-        real = np.nonzero(np.asarray(mask).reshape(-1))[0]
-        y, logits, experts = jax.vmap(partial(of_token, params))(x.reshape(-1, D)[real])
-        share = jnp.zeros(E).at[experts.reshape(-1)].add(1 / experts.size)
-        probabilities = jax.nn.softmax(logits).mean(axis=0)
-        z = (jax.nn.logsumexp(logits, axis=-1) ** 2).mean()
-        y = jnp.zeros((BATCH * LENGTH, D)).at[real].set(y).reshape(x.shape)
+        y, logits, experts = jax.vmap(partial(of_token, params))(x.reshape(-1, D))
+        real = mask.reshape(-1) / mask.sum()
+        share = (jax.nn.one_hot(experts, E).mean(axis=1) * real[:, None]).sum(axis=0)
+        probabilities = (jax.nn.softmax(logits) * real[:, None]).sum(axis=0)
+        z = (jax.nn.logsumexp(logits, axis=-1) ** 2 * real).sum()
+        y = jnp.where(mask[..., None], y.reshape(x.shape), 0)
         return y, (E * (share * probabilities).sum(), z)
 
     return apply
@@ -162,16 +164,15 @@ def value_and_gradients(layer, cotangent, params, x, mask):
     return values, gradients
 
 
+@partial(jax.jit, static_argnums=0)
+def _exact(model, bias, *given):
+    return value_and_gradients(exact_layer(model, bias), *given)
+
+
 def exact_value_and_gradients(model, bias, cotangent, params, x, mask):
+    given = jax.tree.map(lambda a: np.asarray(a, np.float64), (bias, cotangent, params, x))
     with jax.enable_x64(True):
-        given = jax.tree.map(
-            lambda a: jnp.asarray(np.asarray(a).astype(np.float64)), (bias, cotangent, params, x)
-        )
-        bias, cotangent, params, x = given
-        layer = exact_layer(model, bias)
-        return jax.tree.map(
-            np.asarray, value_and_gradients(layer, cotangent, params, x, np.asarray(mask))
-        )
+        return jax.tree.map(np.asarray, _exact(model, *given, np.asarray(mask)))
 
 
 def assert_close(got, expected, atol=3e-5):

@@ -89,7 +89,7 @@ def view_of(flat: jax.Array, view: Shape) -> jax.Array:
 
 
 def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
-    """`operands`, arrays or avals, with the viewed array in place of a flat one, if any is."""
+    """`operands`, arrays or avals, with the viewed array in the place of a flat one, if any."""
     if not view:
         return tuple(operands)
     flat, shape = operands[operand], view[1:]
