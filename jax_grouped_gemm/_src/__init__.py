@@ -11,10 +11,10 @@ mesh axes), `device` (the GPU and its rates), `extension` (the kernels, and wher
 (the largest that kernels take), `op` and `autodiff` (an operation and its rules under JAX's
 transformations), `meshes`, `partition`, `lowering` and `over_tokens` (what operations and layers
 keep split over devices), `transfers` (what travels between them), `barrier` (the order in which XLA
-computes), `plan` and `explain`, `invariance` (the bits of a row depend on no other row),
-`fallback` (when XLA's own products are predicted to be faster), `float32` (operands in parts),
-`activations`, `version`. On those stands `quantized` (formats, `format` their registry; `weights`,
-how operations take them), on that `ragged`, `rows` and `lists`;
+computes), `plan` and `explain`, `tile_choices` (tiles that are asked for), `invariance` (the bits
+of a row depend on no other row), `fallback` (when XLA's own products are predicted to be faster),
+`float32` (operands in parts), `activations`, `version`. On those stands `quantized` (formats,
+`format` their registry; `weights`, how operations take them), on that `ragged`, `rows` and `lists`;
 `fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`; `expert_parallel`
 on `mlp` and `rows`; `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
 `fp8` has a folder for its quantisers, for products of operands with scales, for the matmul of

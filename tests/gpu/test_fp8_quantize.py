@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.quantize import primitive
-from jax_grouped_gemm._src.plan import TileChoices
+from jax_grouped_gemm._src.tile_choices import TileChoices
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2

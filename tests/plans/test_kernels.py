@@ -29,7 +29,7 @@ PRODUCT = array(4096, 2048), array(8, 2048, 1024), array(8, dtype=jnp.int32)
 @pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
 def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch, extension):
     kernel = TiledKernel(tile=PINGPONG_SIZES, schedule=schedule)
-    monkeypatch.setattr(plan_ragged, "SIXTEEN_BITS", (kernel,))
+    monkeypatch.setattr(plan_ragged, "KERNELS", (kernel,))
     (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans
     assert plan.kernel == kernel and f"kernel {schedule}_128x192" in str(plan)
     product = jax.jit(lambda *operands: jgg.ragged_dot(*operands))

@@ -52,10 +52,10 @@ def test_rows_a_group(format, most):
 @pytest.mark.parametrize(
     "options, reason",
     [
-        (dict(dtype=jnp.float32), "kernels multiply packed weights by bfloat16, got float32"),
+        (dict(dtype=jnp.float32), "no kernel for float32 x mxfp4 -> float32"),
         (dict(implementation="xla"), "implementation='xla' was asked for"),
-        (dict(preferred_element_type=jnp.float32), "have results of bfloat16, not of float32"),
-        (dict(format="fp8"), "no kernel multiplies fp8"),
+        (dict(preferred_element_type=jnp.float32), "no kernel for bfloat16 x mxfp4 -> float32"),
+        (dict(format="fp8"), "no kernel for bfloat16 x fp8"),
         (dict(rows=9 * EXPERTS, k=100), "k=100 must be a multiple of 8"),
         (dict(rows=0), "there is nothing to multiply"),
     ],
@@ -113,7 +113,7 @@ def test_experts_of_any_width_are_streamed():
     "options, reason",
     [
         (dict(wo=None), "not all matrices are quantised"),
-        (dict(wo="fp8"), "no kernel multiplies fp8"),
+        (dict(wo="fp8"), "no kernel for bfloat16 x fp8"),
         (dict(activation=jnp.tanh), "no kernel has the activation"),
         (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
     ],

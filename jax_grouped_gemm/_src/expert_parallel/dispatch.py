@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
 def checked_dispatch_recipe(function: str, recipe: Recipe | None, dtype: np.dtype) -> Recipe | None:

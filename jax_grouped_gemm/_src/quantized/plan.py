@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target, predict
@@ -23,8 +22,10 @@ from jax_grouped_gemm._src.plan import (
     Plan,
     TileConfig,
     TiledKernel,
+    algorithm_reason,
     always,
     check_sizes_do_not_matter,
+    format_reason,
     runnable,
     symbolic_sizes,
 )
@@ -35,9 +36,10 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 
 @dataclasses.dataclass(frozen=True)
 class PackedProblem:
-    """A product of bfloat16 rows and packed matrices, or two products of the same rows.
+    """A product of rows and packed matrices, or two products of the same rows.
 
     Attributes:
+      lhs, out: dtypes of the rows and of the result.
       format: of the matrices.
       shape: g, k and n.
       packed_bytes: of all matrices.
@@ -47,6 +49,8 @@ class PackedProblem:
       products: 2 for gate and up, of matrices alike.
     """
 
+    lhs: str
+    out: str
     format: Format
     shape: tuple[int, ...]
     packed_bytes: int
@@ -56,10 +60,14 @@ class PackedProblem:
     products: int = 1
 
     @classmethod
-    def of(cls, rhs: Any, rows: Any, groups: Any, products: int = 1) -> PackedProblem:
-        """Of a `QuantizedArray` [g, k, n]."""
-        names = tuple(rhs.arrays)
-        return cls(rhs.format, rhs.shape, rhs.nbytes, names, rows, groups, products)
+    def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
+        """Of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
+        return cls(lhs, out, rhs.format, rhs.shape, rhs.nbytes, tuple(rhs.arrays), *sizes)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return self.lhs, packed_format(self.format), self.out
 
     @property
     def op(self) -> str:
@@ -72,7 +80,7 @@ class PackedProblem:
         visited = min(count, self.rows)
         moved = self.products * self.packed_bytes * visited / count + 2 * self.rows * (k + n)
         return predict(
-            np.dtype(jnp.bfloat16),
+            np.dtype(self.lhs),
             multiply_adds=self.products * self.rows * k * n,
             utilization=1.0,
             num_bytes=moved,
@@ -85,7 +93,7 @@ class PackedProblem:
         return f"{self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
 
     def __str__(self) -> str:
-        rows = f"lhs bfloat16[{self.rows}, {self.shape[1]}]"
+        rows = f"lhs {self.lhs}[{self.rows}, {self.shape[1]}]"
         return f"{self.op} {rows}, rhs {self.described}, {self.groups} groups"
 
 
@@ -107,14 +115,15 @@ def _has_whole_vectors(problem: PackedProblem) -> bool:
     return problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0
 
 
+_of_packed = functools.partial(TiledKernel, lhs=("bfloat16",), rhs=call.FORMATS, out=("bfloat16",))
 PACKED_KERNELS = (
-    TiledKernel(
+    _of_packed(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
         schedule="streamed",
         blocks=call.STREAMED_BLOCKS,
         pays=_streaming_pays,
     ),
-    TiledKernel(
+    _of_packed(
         tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
         schedule="decoded",
         runs=_has_whole_vectors,
@@ -139,30 +148,24 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | 
 
 
 def dequantized_reason(
-    x: Any, products: Sequence[PackedProblem], operands: Any, precision: Any, implementation: Any
+    products: Sequence[PackedProblem], operands: Any, precision: Any, implementation: Any
 ) -> str:
     """Why weights are dequantised before they are multiplied, empty if a kernel reads them packed.
 
     Args:
-      x: the rows or tokens.
       products: each product.
       operands: all of them, a pytree.
       precision, implementation: parameters of the primitive.
     """
     if implementation == "xla":
         return AS_ASKED
-    for product in products:
-        if not reads(product.format):
-            return f"no kernel multiplies {product.format}"
-    if x.dtype != jnp.bfloat16:
-        return f"kernels multiply packed weights by bfloat16, got {x.dtype}"
-    if isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={precision}"
     every = jax.tree.leaves(operands)
-    for reason in (symbolic_sizes(every), too_large_operands(every)):
-        if reason:
-            check_sizes_do_not_matter("weights that are quantised", implementation, reason)
-            return reason
+    formats = (format_reason(PACKED_KERNELS, product) for product in products)
+    if reason := next(filter(None, formats), algorithm_reason(precision)):
+        return reason
+    if reason := symbolic_sizes(every) or too_large_operands(every):
+        check_sizes_do_not_matter("weights that are quantised", implementation, reason)
+        return reason
     for product in products:
         if 0 in (product.rows, *product.shape):
             return "there is nothing to multiply"
@@ -191,7 +194,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
     )
 
 
-UNPACK = Kernel("unpack")
+UNPACK = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
 """What writes packed matrices as bfloat16."""
 
 
@@ -219,6 +222,11 @@ class DequantizeProblem:
     def op(self) -> str:
         """Name of the primitive."""
         return "dequantize_weights"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return (packed_format(self.format),) * 2 + (self.dtype.name,)
 
     @property
     def bytes(self) -> int:
@@ -249,26 +257,16 @@ def plan_dequantize(
         params["names"],
     )
     notes = (params["reason"],) if params["reason"] else ()
-    if reason := _not_unpacked(problem, operands):
-        return Plan(problem, XLA, reason, notes=notes)
+    reason = format_reason([UNPACK], problem)
+    reason = reason or symbolic_sizes(operands) or too_large_operands(operands)
+    if reason or not problem.bytes:
+        return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
     return Plan(problem, UNPACK, kernel_problem=problem, notes=notes)
 
 
-def reads(format: Format) -> bool:
-    """Whether kernels read arrays of a format."""
-    return format.name in call.FORMATS and format.layout == "packed"
-
-
-def _not_unpacked(problem: DequantizeProblem, operands: Sequence[Any]) -> str:
-    """Why no kernel dequantises, empty if one does."""
-    if not reads(problem.format):
-        return f"no kernel dequantises {problem.format}"
-    if problem.dtype != jnp.bfloat16:
-        return f"the kernel writes bfloat16, not {problem.dtype}"
-    for reason in (symbolic_sizes(operands), too_large_operands(operands)):
-        if reason:
-            return reason
-    return "" if problem.bytes else "there is nothing to dequantise"
+def packed_format(format: Format) -> str:
+    """Its name; kernels read arrays of the layout "packed" alone."""
+    return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 
 def readable(size: int) -> str:

@@ -64,6 +64,7 @@ class RaggedProblem:
       batched: which of lhs, rhs, group sizes and group offset have that dimension.
       zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
       max_sms: how many multiprocessors the kernel fills at most, None for all.
+      terms: see `Plan`.
     """
 
     op: str
@@ -82,6 +83,7 @@ class RaggedProblem:
     batched: tuple[bool, ...]
     zeroes_unowned: bool = dataclasses.field(default=True, kw_only=True)
     max_sms: int | None = dataclasses.field(default=None, kw_only=True)
+    terms: int = dataclasses.field(default=0, kw_only=True)
 
     @classmethod
     def of(
@@ -114,6 +116,7 @@ class RaggedProblem:
             num_groups=avals[2].shape[-1],
             zeroes_unowned=params.get("zeroes_unowned", True),
             max_sms=params.get("max_sms"),
+            terms=float32.terms_of(avals[0].dtype, params.get("precision")),
             batch=tuple(batches[:1]),
             batched=batched,
             **fields,
@@ -139,9 +142,9 @@ class RaggedProblem:
         return self.op == ACCUMULATE_NAME
 
     @property
-    def is_float32(self) -> bool:
-        """Whether operands are multiplied in parts of 16 bits."""
-        return self.lhs_dtype == np.float32
+    def formats(self) -> tuple[str, ...]:
+        """Of lhs, rhs and the result, see `Kernel.takes`."""
+        return self.lhs_dtype.name, self.rhs_dtype.name, self.out_dtype.name
 
     @property
     def multiply_adds(self) -> float:
@@ -279,7 +282,7 @@ def can_be_skewed(problem: RaggedProblem, kernel: TiledKernel) -> bool:
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
-        and not problem.is_float32
+        and not problem.terms
         and skew_is_possible(
             rows=problem.m,
             units=units_of_result(problem, cut_tile(kernel)),
@@ -335,7 +338,7 @@ def addressable_problem(problem: R) -> R:
     for names, dtype in problem.arrays:
         row = names[-1]
         # Of float32 operands, TMA addresses the float16 parts.
-        itemsize = 2 if problem.is_float32 else dtype.itemsize
+        itemsize = 2 if problem.terms else dtype.itemsize
         multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
         padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
     return dataclasses.replace(problem, **padded)
@@ -361,17 +364,17 @@ LEAST_BYTES = 16
 """A kernel's buffers are never empty."""
 
 
-def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, terms: int, target: Target) -> int:
+def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target) -> int:
     """What the kernel of a plan asks for."""
     tile = kernel.tile
     if kernel.schedule == "stream_k":
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
     if can_be_skewed(problem, kernel):
         return max(skew_bytes(problem, kernel, target.multiprocessors), LEAST_BYTES)
-    return _float32_bytes(problem, terms) if terms and not kernel.splits else LEAST_BYTES
+    return _float32_bytes(problem) if problem.terms and not kernel.splits else LEAST_BYTES
 
 
-def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
+def _float32_bytes(problem: RaggedProblem) -> int:
     """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
 
     The layout is that of `csrc/ragged/parts_workspace.cc`.
@@ -385,7 +388,7 @@ def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
     lhs_batches, rhs_batches, owner_batches = (
         batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
     )
-    parts = float32.num_parts(terms)
+    parts = float32.num_parts(problem.terms)
     sections = (
         (lhs_batches * problem.g, np.uint32),
         (rhs_batches * problem.g, np.uint32),

@@ -23,9 +23,9 @@ from jax_grouped_gemm._src.fp8.formats import (
 from jax_grouped_gemm._src.fp8.scaled import call, plan, reference
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, whole
-from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.plan import check_tile, plan_product
+from jax_grouped_gemm._src.tile_choices import PRODUCT_OPTIONS
 
 
 def _of_viewed(function, operand, *operands, view=(), **params):

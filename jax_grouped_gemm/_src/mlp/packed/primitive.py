@@ -15,12 +15,12 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import OPTIONS, TileChoices
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import slices
+from jax_grouped_gemm._src.tile_choices import OPTIONS, TileChoices
 
 _NO_CHOICES = TileChoices()
 
@@ -50,11 +50,8 @@ def dequantized_reason(operands: MlpOperands, options: Options) -> str:
         return "gate and up are one matrix"
     if Epilogue.of(options.activation) is None:
         return f"no kernel has the activation {options.activation}"
-    x = operands.rows.x
-    if any(b is not None and b.dtype not in (jnp.float32, x.dtype) for b in experts.biases):
-        return "kernels take biases of float32 or of the dtype of x"
     asked = options.precision, options.implementation
-    return why_dequantized(x, operands.packed_products, operands, *asked)
+    return why_dequantized(operands.packed_products, operands, *asked)
 
 
 def _dequantized(function: str, options: Options, operands: MlpOperands, reason: str) -> jax.Array:
