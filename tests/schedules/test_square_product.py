@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.lists.fp64 import KERNELS
+from jax_grouped_gemm._src.lists.fp64 import SQUARES
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import simulated
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
 from jax_grouped_gemm._src.plan import TileConfig
@@ -77,7 +77,7 @@ def test_a_block_without_a_tile_gets_none_later(schedule, tile, rng):
 
 @pytest.mark.parametrize("dtype", ("float64", "complex64", "complex128"))
 def test_the_plan_predicts_the_longest_block(schedule, dtype, rng):
-    kernels = tuple(kernel for kernel in KERNELS if dtype in kernel.lhs)
+    kernels = tuple(kernel for kernel in SQUARES if dtype in kernel.lhs)
     dtype = np.dtype(dtype)
     for count in (1, 20, 128):
         shapes = tuple(Shape(1, *(int(x) for x in rng.integers(1, 900, 3))) for _ in range(count))
@@ -96,5 +96,5 @@ def test_plans_know_the_compiled_tiles(schedules):
         if op == "grouped_gemm" and name in names:
             compiled[names[name]].append(TileConfig(**config))
     assert compiled == {
-        dtype: [kernel.tile for kernel in KERNELS if dtype in kernel.lhs] for dtype in compiled
+        dtype: [kernel.tile for kernel in SQUARES if dtype in kernel.lhs] for dtype in compiled
     }

@@ -54,7 +54,7 @@ class Square(TiledKernel):
 
 LARGE, SMALL = TileConfig(128, 128, 1), TileConfig(64, 64, 1)
 
-KERNELS = (
+SQUARES = (
     Square(tile=LARGE, lhs=("float64",), record=("h200_rank_k.json", "16x1024x1024/syr2k_f64")),
     Square(tile=SMALL, lhs=("float64",), blocks=2, rate=0.65),
     Square(tile=SMALL, lhs=("complex64",), blocks=2, may_be_tf32=True),

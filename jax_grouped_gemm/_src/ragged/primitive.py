@@ -290,7 +290,7 @@ def packed_product(operands: PackedOperands, **options: Any) -> jax.Array:
     if reason := dequantized_reason([problem], operands, *asked):
         return _dequantized(operands, reason, **options)
     leaves, tree = jax.tree.flatten(operands)
-    return PACKED.bind(*leaves, tree=tree, **options)
+    return PACKED_DOT.bind(*leaves, tree=tree, **options)
 
 
 def _dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Array:
@@ -305,7 +305,7 @@ def _dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.A
 def _packed_aval(*leaves: Any, tree: Any, preferred_element_type: Any, **_: Any) -> Any:
     given: PackedOperands = tree.unflatten(leaves)
     shape = given.x.shape[0], given.rhs.shape[2]
-    return PACKED.unsharded_aval(leaves, shape, preferred_element_type)
+    return PACKED_DOT.unsharded_aval(leaves, shape, preferred_element_type)
 
 
 def _plan_packed(
@@ -347,7 +347,7 @@ def _packed_dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
     return Dims.of("mK", *of_parts, "G", "o", to="mN", whole="KNGo" + "".join(inner))
 
 
-PACKED = Op(
+PACKED_DOT = Op(
     name="packed_ragged_dot",
     per_row=True,
     operand_ranks=None,
@@ -360,4 +360,4 @@ PACKED = Op(
     dims=_packed_dims,
     localizer=slices.of_groups,
 )
-PACKED.follow_reference()
+PACKED_DOT.follow_reference()

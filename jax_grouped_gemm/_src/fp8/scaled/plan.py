@@ -101,7 +101,7 @@ CONTRACTING_KERNELS = (
 )
 """The table for weight gradients."""
 
-PAIRED_KERNELS = (dataclasses.replace(CONTRACTING_KERNELS[0], out=FLOATS_16),)
+PAIRED_SCALED_KERNELS = (dataclasses.replace(CONTRACTING_KERNELS[0], out=FLOATS_16),)
 """That for two of one lhs, whose kernel stores results transposed, which 16 bits allow alone."""
 
 
@@ -173,7 +173,7 @@ def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[Scaled
     """The kernels of a `paired_scaled_contracting`, as those of one of its two products."""
     lhs, lhs_scale, first, first_scale, _, _, *groups = avals
     one = (lhs, lhs_scale, first, first_scale, *groups)
-    return contracting(one, params, "paired_scaled_contracting", PAIRED_KERNELS)
+    return contracting(one, params, "paired_scaled_contracting", PAIRED_SCALED_KERNELS)
 
 
 def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:

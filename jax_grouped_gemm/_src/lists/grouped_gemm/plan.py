@@ -33,7 +33,7 @@ TILES = (
         out=FLOATS,
         record=("h200_lists.json", "cutlass_24/grouped_gemm"),
     ),
-    *fp64.KERNELS,
+    *fp64.SQUARES,
 )
 """The table, of which a launch takes the tile that is predicted to be done first. What XLA computes
 instead is for `fallback` to say."""

@@ -127,7 +127,7 @@ TILES = (
             kernel,
             runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product",
         )
-        for kernel in fp64.KERNELS
+        for kernel in fp64.SQUARES
     ),
 )
 """The table. What XLA computes instead is for `fallback` to say."""

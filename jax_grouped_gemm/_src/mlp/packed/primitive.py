@@ -37,7 +37,7 @@ def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
     if not reason and layer.closes_over_traced(options, operands):
         reason = "activation closes over traced values"
     if operands.experts.quantized and not reason:
-        return bind(PACKED, operands, **vars(options))
+        return bind(PACKED_MLP, operands, **vars(options))
     return _dequantized(function, options, operands, reason)
 
 
@@ -66,7 +66,7 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
     given: MlpOperands = tree.unflatten(leaves)
     experts = given.experts
     columns = experts.hidden_columns if experts.wo is None else experts.wo.shape[2]
-    return PACKED.unsharded_aval(leaves, (given.num_rows, columns), given.rows.x.dtype)
+    return PACKED_MLP.unsharded_aval(leaves, (given.num_rows, columns), given.rows.x.dtype)
 
 
 def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
@@ -139,7 +139,7 @@ def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
     return Dims.of(*specs, to="mD", whole=whole)
 
 
-PACKED = Op(
+PACKED_MLP = Op(
     name="packed_mlp",
     per_row=True,
     operand_ranks=None,
@@ -152,4 +152,4 @@ PACKED = Op(
     dims=_dims,
     localizer=slices.of_groups,
 )
-PACKED.follow_reference()
+PACKED_MLP.follow_reference()

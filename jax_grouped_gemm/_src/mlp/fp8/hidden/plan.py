@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 
 HiddenPlan = Plan[HiddenProblem]
 
-KERNELS = {
+STEP_KERNELS = {
     name: Kernel(name, lhs=("bfloat16",))
     for name in ("quantize_hidden", "quantize_gradients", "quantize_ragged_gradients")
 }
@@ -39,7 +39,7 @@ def plan_step(
         return Plan(problem, XLA, reason)
     if reason := unfused_reason(op, problem.layer, avals):
         return Plan(problem, COMPOSED, reason)
-    return Plan(problem, KERNELS[op], kernel_problem=problem)
+    return Plan(problem, STEP_KERNELS[op], kernel_problem=problem)
 
 
 def unfused_reason(op: str, layer: HiddenLayer, avals: Sequence[Any]) -> str:
@@ -51,7 +51,7 @@ def unfused_reason(op: str, layer: HiddenLayer, avals: Sequence[Any]) -> str:
     if epilogue is None or not epilogue.is_sigmoid:
         return f"no kernel has the activation {layer.activation}"
     dtypes = " and ".join(sorted({x.dtype.name for x in arrays}))
-    if reason := operand_reason(KERNELS[op], dtypes) or symbolic_sizes(avals):
+    if reason := operand_reason(STEP_KERNELS[op], dtypes) or symbolic_sizes(avals):
         return reason
     if any(0 in x.shape for x in avals):
         return "there is nothing to compute"
