@@ -6,10 +6,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.plan import TileConfig
+from jax_grouped_gemm._src.quantized import plan
+from jax_grouped_gemm._src.quantized.format import register
+from jax_grouped_gemm._src.quantized.plan import PackedKernel
 
 BF16 = jnp.bfloat16
 EXPERTS, EMBED, HIDDEN = 8, 256, 384
@@ -138,3 +143,24 @@ def test_a_program_calls_the_kernels(extension):
         512: ["decoded_packed_dot"],
         16384: ["unpack_matrices"],
     }
+
+
+def test_a_format_that_is_added_has_the_kernel_that_is_added(monkeypatch):
+    """A row of the table is all that a kernel of another format takes to be chosen."""
+    values = jax.ShapeDtypeStruct((EXPERTS, EMBED, HIDDEN), jnp.int8)
+    scales = jax.ShapeDtypeStruct((EXPERTS, HIDDEN), jnp.float32)
+    register(
+        jgg.Format("int8_demo", np.dtype(np.int8), 8, channel_scales=True),
+        dequantize=lambda parts, format, matrix, dtype: parts.values.astype(dtype),
+    )
+    q = jgg.QuantizedArray(values, channel_scales=scales, format="int8_demo")
+    x = array(4, EMBED)
+    before, _ = jgg.explain(jgg.ragged_dot, x, q, SIZES).plans
+    assert "no kernel for bfloat16 x int8_demo -> bfloat16" in str(before)
+    row = PackedKernel(tile=TileConfig(64, 64, 1), rhs=("int8_demo",), most_rows=100)
+    monkeypatch.setattr(plan, "PACKED_KERNELS", (*plan.PACKED_KERNELS, row))
+    (after,) = jgg.explain(jgg.ragged_dot, x, q, SIZES).plans
+    assert after.kernel == row
+    many = array(101 * EXPERTS, EMBED)
+    first, _ = jgg.explain(jgg.ragged_dot, many, q, SIZES).plans
+    assert "that is faster for more than 100 rows a group" in str(first)

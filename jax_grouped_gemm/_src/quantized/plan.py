@@ -18,6 +18,7 @@ from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     TMA_ALIGNMENT_BYTES,
     XLA,
+    Formats,
     Kernel,
     Plan,
     TileConfig,
@@ -97,44 +98,43 @@ class PackedProblem:
         return f"{self.op} {rows}, rhs {self.described}, {self.groups} groups"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedKernel(TiledKernel):
+    """A kernel that reads packed matrices.
+
+    Attributes:
+      most_rows: mean rows of a group up to which it is faster than the next one, and the last one
+        than dequantising once (docs/notes/packed.md).
+    """
+
+    lhs: Formats = ("bfloat16",)
+    most_rows: int
+
+
 STREAMED_ROWS = 8
-DECODED_ROWS = dict(mxfp4=1024, int4=512, int8=512)
-"""Mean rows of a group up to which each kernel is faster than the next one, and the last one than
-dequantising once (docs/notes/packed.md)."""
 
-
-def _streaming_pays(problem: PackedProblem, target: Any) -> bool:
-    return problem.rows <= STREAMED_ROWS * problem.groups
-
-
-def _decoding_pays(problem: PackedProblem, target: Any) -> bool:
-    return problem.rows <= DECODED_ROWS[problem.format.name] * problem.groups
-
-
-def _has_whole_vectors(problem: PackedProblem) -> bool:
-    return problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0
-
-
-_of_packed = functools.partial(TiledKernel, lhs=("bfloat16",), rhs=call.FORMATS, out=("bfloat16",))
+_decoding = functools.partial(
+    PackedKernel,
+    tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
+    schedule="decoded",
+    runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
+    in_order=always,
+)
 PACKED_KERNELS = (
-    _of_packed(
+    PackedKernel(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
         schedule="streamed",
+        rhs=call.FORMATS,
         blocks=call.STREAMED_BLOCKS,
-        pays=_streaming_pays,
+        most_rows=STREAMED_ROWS,
     ),
-    _of_packed(
-        tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
-        schedule="decoded",
-        runs=_has_whole_vectors,
-        pays=_decoding_pays,
-        in_order=always,
-    ),
+    _decoding(rhs=("mxfp4",), most_rows=1024),
+    _decoding(rhs=("int4", "int8"), most_rows=512),
 )
 """The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
 
 
-def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | None:
+def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
     """What multiplies packed matrices, None if dequantised ones are faster. Which is faster depends
     on the number of rows, so that batch invariance takes a kernel wherever one can run.
 
@@ -144,7 +144,7 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | 
     found = runnable(PACKED_KERNELS, problem, implementation)
     if is_invariant(implementation):
         return found[0] if found else None
-    return next((kernel for kernel in found if kernel.pays(problem, None)), None)
+    return next((x for x in found if problem.rows <= x.most_rows * problem.groups), None)
 
 
 def dequantized_reason(
@@ -170,12 +170,12 @@ def dequantized_reason(
         if 0 in (product.rows, *product.shape):
             return "there is nothing to multiply"
         if packed_kernel(product, implementation) is None:
-            k, name = product.shape[1], product.format.name
-            if not _has_whole_vectors(product):
+            taking = [kernel for kernel in PACKED_KERNELS if kernel.takes(*product.formats)]
+            if not taking[-1].runs(product):
                 any_number = is_invariant(implementation)
-                rows = "any number of" if any_number else f"more than {STREAMED_ROWS}"
-                return f"for {rows} rows a group, k={k} must be a multiple of 8"
-            return f"that is faster for more than {DECODED_ROWS[name]} rows a group"
+                rows = "any number of" if any_number else f"more than {taking[0].most_rows}"
+                return f"for {rows} rows a group, k={product.shape[1]} must be a multiple of 8"
+            return f"that is faster for more than {taking[-1].most_rows} rows a group"
     return ""
 
 
