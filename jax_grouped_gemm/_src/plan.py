@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.device import Prediction, Target
+from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.invariance import is_invariant
 
 Schedule = Literal[
@@ -195,6 +197,27 @@ def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
     """What to take of the kernels that can run `problem`."""
     default, *others = kernels
     return next((kernel for kernel in others if kernel.pays(problem, target)), default)
+
+
+def predict_problem(
+    problem: Any, kernel: TiledKernel, utilization: float, target: Target
+) -> Prediction:
+    """The bounds of a kernel's time, for groups of equal size, local or not."""
+    terms, split_bytes = problem.terms, 0.0
+    products, operand_bytes = max(terms, 1), problem.operand_bytes
+    if kernel.splits:
+        products = float32.products_in_kernel(terms)
+    else:
+        operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
+    return predict(
+        np.dtype(problem.formats[0]),
+        multiply_adds=problem.multiply_adds,
+        utilization=utilization,
+        num_bytes=operand_bytes + problem.result_bytes,
+        target=target,
+        products=products,
+        split_bytes=split_bytes,
+    )
 
 
 TMA_ALIGNMENT_BYTES = 16

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.device import Target, predict
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fallback import Work, faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -17,6 +17,7 @@ from jax_grouped_gemm._src.plan import (
     XLA,
     TiledKernel,
     format_reason,
+    predict_problem,
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.sizes import too_large
@@ -116,16 +117,7 @@ def plan_list(
         reason = f"no kernel of {problem.dtype} adds a diagonal or computes A B^T alone"
         return make(problem, XLA, reason)
     found = launch(problem, addressable, kernels, target)
-    operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
-    prediction = predict(
-        problem.dtype,
-        multiply_adds=problem.multiply_adds,
-        utilization=found.utilization * found.rate,
-        num_bytes=operand_bytes + problem.result_bytes,
-        target=target,
-        products=max(terms, 1),
-        split_bytes=split_bytes,
-    )
+    prediction = predict_problem(problem, found.kernel, found.utilization * found.rate, target)
     of_xla, tile = problem.xla_work(), found.kernel.tile
     if reason := faster_reason(of_xla, prediction, tile, target, implementation):
         return make(problem, XLA, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
-from jax_grouped_gemm._src.device import Prediction, Target, predict
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
@@ -24,6 +25,7 @@ from jax_grouped_gemm._src.plan import (
     algorithm_reason,
     choose,
     format_reason,
+    predict_problem,
     runnable,
 )
 from jax_grouped_gemm._src.ragged import whole
@@ -173,26 +175,14 @@ def plan_product(
       ValueError: the parameter `tile` is no configuration that runs the problem.
     """
     candidates = candidates_of(avals, params)
-    plan = _plan_kernel(candidates, params, target)
-    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
-        return plan
-    work = whole.xla_work(plan.problem) if candidates.all_rows else None
-    reason = faster_reason(work, plan.prediction, plan.tile, target, params["implementation"])
-    if not reason:
-        return plan
-    return Plan(plan.problem, ALL_ROWS, reason, terms=plan.terms, product=plan.product)
-
-
-def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: Target) -> Plan[R]:
     exact = problem = candidates.problem
-    product, override = params.get("product"), params.get("tile")
-    implementation = params["implementation"]
+    override, implementation = params.get("tile"), params["implementation"]
+    plan = functools.partial(Plan, exact, product=params.get("product"))
     if implementation == "xla" or candidates.unsupported:
-        reason = AS_ASKED if implementation == "xla" else candidates.unsupported
-        return Plan(problem, XLA, reason, product=product)
+        return plan(XLA, AS_ASKED if implementation == "xla" else candidates.unsupported)
     overriding = None if override is None else candidates.with_tile(override, implementation)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
-        return Plan(problem, NOTHING, "there is nothing to multiply", product=product)
+        return plan(NOTHING, "there is nothing to multiply")
     form = candidates.form
     if not is_static(exact.m):
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
@@ -205,22 +195,22 @@ def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: T
     places = kernel.places(target)
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
     utilization = tile_utilization(addressable, kernel.tile, places) * useful
-    kernel_problem = addressable
-    if problem is not exact:
-        kernel_problem = dataclasses.replace(addressable, m=exact.m)
-    return Plan(
-        problem=exact,
-        kernel=kernel,
-        reason=copy_reason(problem, addressable),
-        kernel_problem=kernel_problem,
+    prediction = predict_problem(problem, kernel, utilization, target)
+    work = whole.xla_work(exact) if candidates.all_rows and not overriding else None
+    if reason := faster_reason(work, prediction, kernel.tile, target, implementation):
+        return plan(ALL_ROWS, reason, terms=problem.terms)
+    kernel_problem = dataclasses.replace(addressable, m=exact.m)
+    return plan(
+        kernel,
+        copy_reason(problem, addressable),
+        kernel_problem,
         grid=_grid(addressable, kernel, places),
         workspace_bytes=workspace_bytes(kernel_problem, kernel, target),
         terms=problem.terms,
         utilization=utilization,
-        prediction=_prediction(problem, kernel, utilization, target),
+        prediction=prediction,
         chosen_by="override" if overriding else "default",
         candidates=tuple(kernel.tile for kernel in kernels),
-        product=product,
         notes=_notes(problem, kernel_problem, kernel),
     )
 
@@ -264,28 +254,3 @@ def _grid(problem: RaggedProblem, kernel: TiledKernel, places: int) -> int:
         most_ranges, _ = RATIOS[0]
         num_tiles *= most_ranges
     return min(round_up(num_tiles, kernel.tile.cluster), places)
-
-
-def _prediction(
-    problem: RaggedProblem, kernel: TiledKernel, utilization: float, target: Target
-) -> Prediction:
-    """For groups of equal size, those outside the window included."""
-    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
-    if problem.accumulates:
-        result_bytes *= 2
-    terms, products = problem.terms, 1
-    operand_bytes, split_bytes = lhs_bytes + rhs_bytes, 0.0
-    if terms and kernel.splits:
-        products = float32.products_in_kernel(terms)
-    elif terms:
-        products = terms
-        operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
-    return predict(
-        problem.lhs_dtype,
-        multiply_adds=problem.multiply_adds,
-        utilization=utilization,
-        num_bytes=operand_bytes + result_bytes,
-        target=target,
-        products=products,
-        split_bytes=split_bytes,
-    )

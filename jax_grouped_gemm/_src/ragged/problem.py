@@ -164,22 +164,25 @@ class RaggedProblem:
         """Extents of the named dimensions."""
         return tuple(getattr(self, name) for name in names)
 
-    def array_bytes(self) -> tuple[float, float, float]:
-        """What is read of lhs and of rhs, and the size of the result.
+    @property
+    def operand_bytes(self) -> float:
+        """What is read of lhs and of rhs.
 
         That is rows of local groups, if all groups are equal, and weights of groups with rows.
         """
-        batch = math.prod(self.batch)
-        lhs, rhs, out = (
-            math.prod(self.shape(names)) * dtype.itemsize for names, dtype in self.arrays
-        )
-        shares = (
-            min(self.m / max(self.g, 1), 1) if "g" in names else self.g / max(self.num_groups, 1)
-            for names in (self.lhs, self.rhs)
-        )
-        lhs_batch, rhs_batch = (batch if batched else 1 for batched in self.batched[:2])
-        lhs_share, rhs_share = shares
-        return lhs * lhs_share * lhs_batch, rhs * rhs_share * rhs_batch, out * batch
+        total = 0.0
+        for (names, dtype), is_batched in zip(self.arrays[:2], self.batched, strict=False):
+            visited = min(self.m / max(self.g, 1), 1)
+            share = visited if "g" in names else self.g / max(self.num_groups, 1)
+            size = math.prod(self.shape(names)) * dtype.itemsize
+            total += size * share * (math.prod(self.batch) if is_batched else 1)
+        return total
+
+    @property
+    def result_bytes(self) -> float:
+        """The size of the result, and of what it is added to."""
+        size = math.prod(self.batch) * math.prod(self.shape(self.out)) * self.out_dtype.itemsize
+        return size * 2 if self.accumulates else size
 
     def __str__(self) -> str:
         lhs, rhs, out = (
@@ -223,11 +226,6 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
 def rows_stay(problem: RaggedProblem) -> bool:
     """Whether lhs [m, k] is multiplied by weights."""
     return (problem.lhs, problem.out) == ("mk", "mn")
-
-
-def has_few_rows(problem: RaggedProblem, most: int) -> bool:
-    """Whether groups have `most` rows at most, on average."""
-    return problem.m <= most * problem.num_groups
 
 
 def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:

@@ -46,17 +46,17 @@ def seconds(problem: RaggedProblem, target: Target) -> float:
     multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
         steps(problem) * step + WAVE_SECONDS
     )
-    return SECONDS + max(multiplying, sum(problem.array_bytes()) / (SHARE * target.rates.bandwidth))
+    moved = problem.operand_bytes + problem.result_bytes
+    return SECONDS + max(multiplying, moved / (SHARE * target.rates.bandwidth))
 
 
 def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
     """What is predicted of passes that split and of the product after them."""
-    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
-    operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, problem.terms)
+    operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, problem.terms)
     step = PASSED_STEP_SECONDS * problem.terms
     waves = _waves(problem, DEFAULT_TILE, target)
     multiplying = waves * (steps(problem) * step + PASSED_WAVE_SECONDS)
-    moving = (operand_bytes + result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
+    moving = (operand_bytes + problem.result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
     groups, _, _ = result_tiles(problem)
     starting = PASSES_SECONDS + GROUP_SECONDS * groups
     return starting + split_bytes / target.rates.bandwidth + max(multiplying, moving)
