@@ -152,7 +152,8 @@ class Unit:
 def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> list[Unit]:
     """The units of work of all stacks, in order."""
     halves = gains_by_halves(problem, stacks, target)
-    return [unit for stack in stacks for unit in _stack_units(problem, stack, halves)]
+    counts = (pair for stack in stacks for pair in _unit_counts(problem, stack, halves))
+    return [unit for unit, count in counts for _ in range(count)]
 
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
@@ -186,11 +187,6 @@ def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> i
             narrow_units -= more
             end = max(end, more_until)
     return end
-
-
-def _stack_units(problem: RankKProblem, stack: Stack, halves: bool) -> list[Unit]:
-    """The units of work of a stack, in order."""
-    return [unit for kind, count in _unit_counts(problem, stack, halves) for unit in [kind] * count]
 
 
 def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
