@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -325,10 +324,10 @@ class Plan(Generic[P]):
 
 
 def unaddressable_rows(
-    names: str, problem: Any, addressable: Any, dtype: Any, of_what: str = ""
+    names: str, problem: Any, addressable: Any, terms: int, of_what: str = ""
 ) -> list[str]:
     """Which of the named extents of `problem` are padded in `addressable`, and why."""
-    parts = " of float16 parts" if dtype == jnp.float32 else ""
+    parts = " of float16 parts" if terms else ""
     return [
         f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
         f"{parts}"

@@ -344,7 +344,7 @@ def addressable_problem(problem: R) -> R:
 
 def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    reasons = unaddressable_rows("mkn", problem, addressable, problem.lhs_dtype)
+    reasons = unaddressable_rows("mkn", problem, addressable, problem.terms)
     reasons += [
         f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
         for name in ("lhs", "rhs")

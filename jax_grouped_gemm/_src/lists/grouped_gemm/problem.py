@@ -133,7 +133,7 @@ class GroupedGemmProblem:
             reason
             for i in self.working
             for reason in unaddressable_rows(
-                "mkn", self.entries[i], addressable.entries[i], self.dtype, f" of problem {i}"
+                "mkn", self.entries[i], addressable.entries[i], self.terms, f" of problem {i}"
             )
         ]
         return listed(reasons, "; ")

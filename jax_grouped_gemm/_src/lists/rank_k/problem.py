@@ -117,7 +117,7 @@ class RankKProblem:
     def copy_reason(self, addressable: Self) -> str:
         """Why TMA cannot address the arrays, empty if it can."""
         pairs = zip(self.stacks, addressable.stacks, strict=True)
-        reasons = (unaddressable_rows("nk", *pair, self.dtype) for pair in pairs)
+        reasons = (unaddressable_rows("nk", *pair, self.terms) for pair in pairs)
         return "; ".join(itertools.chain(*reasons))
 
     def sizes(self) -> dict[str, int]:
