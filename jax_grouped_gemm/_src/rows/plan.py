@@ -83,7 +83,7 @@ GATHERS = (
 to know the rows of each. The problem is `row_of_pair`."""
 
 COPIES = *GATHERS, *(dataclasses.replace(x, lhs=FLOATS_8, columns=2) for x in GATHERS)
-"""That for gathers without weights."""
+"""The table for gathers without weights."""
 
 MOVES = {
     "gather_rows": GATHERS,

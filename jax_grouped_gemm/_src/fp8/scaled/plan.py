@@ -105,7 +105,7 @@ CONTRACTING_KERNELS = (
 """The table for weight gradients."""
 
 PAIRED_SCALED_KERNELS = (dataclasses.replace(CONTRACTING_KERNELS[0], out=FLOATS_16),)
-"""That for two of one lhs, whose kernel stores results transposed, which 16 bits allow alone."""
+"""The table for two gradients of one lhs: the kernel stores them transposed, in 16 bits alone."""
 
 
 def noncontracting(

@@ -242,7 +242,7 @@ def simulated(
 
 
 def _runs(shapes: Sequence[Shape], dtype: np.dtype, side: int) -> list[fp64.Runs]:
-    """Those of each launch, a run for the matrices of a shape, as `csrc/scheduler/product_runs.h`.
+    """Runs of tiles of each launch, one a shape, as `csrc/scheduler/product_runs.h` lists them.
 
     More matrices than one launch takes have a launch each `MAX_MATRICES`, one after another.
     """
