@@ -73,7 +73,7 @@ def _launch(
 
 
 def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
-    """Runs of tiles off the diagonal and on it, as `csrc/scheduler/triangular_runs.h` lists them."""
+    """Runs of tiles off the diagonal and on it, as `csrc/scheduler/triangular_runs.h` has them."""
     runs = []
     for stack in (problem.stacks[i] for i in launch_order(problem)):
         rows, steps = cdiv(stack.n, side), fp64.num_steps(problem.dtype, stack.k)
