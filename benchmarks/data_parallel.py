@@ -1,4 +1,4 @@
-"""What several GPUs gain under `jax.jit` alone: batches and stacks are split, nothing else is said.
+"""The gain of several GPUs by `jax.jit` alone: batches and stacks are split, nothing else is said.
 
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 

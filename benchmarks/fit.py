@@ -9,7 +9,7 @@ the operation, the sizes, the times of the kernel, of XLA's product and of what 
 instead, in microseconds, and which of the first two the plan took when they were measured. Stock
 JAX stands in where XLA's product was not measured. Sizes are groups, rows of a group, k and n; of a
 list m, k and n of each product; of symmetric updates g, n and k; of layers T, D, F, experts and
-experts a token. Of recipes the two times are those of FP8 and of bf16. Large cases of other
+experts a token. For recipes the two times are FP8's and bf16's. Large cases of other
 benchmarks, which measure the kernel alone, keep the fit from a wrong slope; sums leave them out.
 
 A line is printed for each kind of problem: the cases, how many of them XLA computes, and the sums
@@ -43,7 +43,7 @@ PAIRS = Path(__file__).parent / "results" / "xla_pairs.csv"
 STOCK = ("stock", "tril(A@A.T)", "P + P.T")
 STOCK_OF_LISTS = ("cublas_loop",)  # which for ragged products needs the sizes on the host
 MARGINS = np.arange(0.7, 1.1001, 0.025)
-# What the records of `moe` and `fp8` call layers and matmuls with recipes.
+# The names of layers and matmuls with recipes in the records of `moe` and `fp8`.
 LAYERS = {benchmark: op for op, benchmark in recipes.LAYERS.items()}
 OF_RECIPES = LAYERS | {"fp8_step": "recipe_dot_step"}
 UNMEASURED = 2.0  # XLA's time by the kernel's, where nothing tells
@@ -121,7 +121,6 @@ def recipe_pairs(device: str, case: Mapping[str, Any], times: Mapping[str, float
     """The pairs of layers and steps whose recipes quantise weights in the call."""
     op, sizes = OF_RECIPES[case["op"]], sizes_of(case["shape"])
     if op == "recipe_dot_step":
-        # Its rowwise recipe was measured before the kernels of its quantisers were made.
         fp8 = {"blockwise": "ours", "blockwise_bf16_wgrad": "ours_bf16_wgrad"}
         bf16 = times.get("ours_bf16")
     else:

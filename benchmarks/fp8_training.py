@@ -2,8 +2,8 @@
 
 python -m benchmarks.fp8_training --seeds 3 --output benchmarks/results/fp8_training.json
 
-Equal seeds start from equal parameters and see equal batches, so that the runs of a seed differ by
-the arithmetic alone. All recipes of a seed are compared with the same run in bf16.
+Equal seeds start from equal parameters and see equal batches, so that both runs of a seed differ by
+the arithmetic alone.
 """
 
 import argparse
@@ -11,15 +11,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import jax_grouped_gemm as jgg
 from benchmarks.harness.command import Command
 from benchmarks.harness.peer import Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
-from benchmarks.peers.fp8_layer import RECIPES
 from jax_grouped_gemm.demo.data import load_corpus
 from jax_grouped_gemm.demo.presets import PRESETS, Preset
-from jax_grouped_gemm.demo.train import TrainingRun, train
-
-DEFAULT = "blockwise"
+from jax_grouped_gemm.demo.train import train
 
 
 def model_of(options: argparse.Namespace) -> tuple[str, Preset]:
@@ -37,8 +35,7 @@ def model_of(options: argparse.Namespace) -> tuple[str, Preset]:
 
 def texts(results: Mapping) -> list[str]:
     return [
-        f"{record['case']}: held-out loss of {record['recipe']} over that of bf16 "
-        f"{record['loss_ratio']:.4f}"
+        f"{record['case']}: held-out loss of FP8 over that of bf16 {record['loss_ratio']:.4f}"
         for record in results["cases"]
     ]
 
@@ -46,7 +43,6 @@ def texts(results: Mapping) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
     parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
-    parser.add_argument("--recipe", nargs="+", default=[DEFAULT], choices=RECIPES)
     parser.add_argument("--steps", type=int, help="training steps (default: the preset's)")
 
 
@@ -54,26 +50,23 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     name, preset = model_of(options)
     steps, corpus = options.steps or preset.steps, load_corpus()
 
-    @functools.cache
-    def trained(recipe: str | None, seed: int) -> TrainingRun:
-        return train(
-            preset,
-            corpus,
-            name=f"{recipe or 'bf16'}, seed {seed}",
-            implementation=pinned_implementation(),
-            recipe=recipe and RECIPES[recipe],
-            steps=steps,
-            seed=seed,
-        )
-
-    def compare(recipe: str, seed: int) -> dict:
+    def compare(seed: int) -> dict:
         """A record of both runs of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
-        runs = {"ours": trained(recipe, seed), "ours_bf16": trained(None, seed)}
+        runs = {
+            peer: train(
+                preset,
+                corpus,
+                name=f"{peer}, seed {seed}",
+                implementation=pinned_implementation(),
+                recipe=recipe,
+                steps=steps,
+                seed=seed,
+            )
+            for peer, recipe in (("ours", jgg.Recipe()), ("ours_bf16", None))
+        }
         losses = {name: run.after.held_out for name, run in runs.items()}
-        case = f"{name}/fp8_training/{seed}"
         return {
-            "case": case if recipe == DEFAULT else f"{case}/{recipe}",
-            "recipe": recipe,
+            "case": f"{name}/fp8_training/{seed}",
             "shape": {"name": name},
             "op": "fp8_training",
             "seed": seed,
@@ -92,9 +85,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         }
 
     return [
-        Job(f"{name}/fp8_training/{seed}/{recipe}", functools.partial(compare, recipe, seed))
+        Job(f"{name}/fp8_training/{seed}", functools.partial(compare, seed))
         for seed in range(options.seed, options.seed + options.seeds)
-        for recipe in options.recipe
     ]
 
 

@@ -43,7 +43,7 @@ CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 @dataclass(frozen=True)
 class Kind:
-    """What is multiplied, and what a result may be off by, relative to the largest element."""
+    """The operands, and the error that a result may have, relative to the largest element."""
 
     op: str  # in the results
     dtype: str

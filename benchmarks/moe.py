@@ -36,7 +36,7 @@ from benchmarks.peers.quack_moe import QuackLayer
 from benchmarks.peers.sweep import Sweep
 from jax_grouped_gemm import moe
 
-# Of products whose intermediate results are rounded to bfloat16 in between.
+# The error of products whose intermediate results are rounded to bfloat16.
 TOLERANCE = 0.02
 
 
@@ -65,6 +65,10 @@ LAYERS = {
         Layer("dsv3_slice", 4096, 7168, 2048, 32, 8),
         Layer("mixtral", 4096, 4096, 14336, 8, 2),
         Layer("gptoss", 8192, 2880, 2880, 32, 4),
+        Layer("nano", 16384, 1280, 128, 192, 8),
+        Layer("granular", 16384, 1536, 192, 160, 6),
+        Layer("qwen3_next", 8192, 2048, 512, 512, 10),
+        Layer("sonic_30b", 32768, 4096, 256, 256, 16),
     )
 }
 TINY = Layer("tiny", 48, 64, 32, 4, 2)
@@ -73,7 +77,7 @@ OPS = ("moe_forward", "moe_step")
 
 @dataclass(frozen=True)
 class Problem:
-    """What a compiled program depends on."""
+    """The static parameters of a compiled program."""
 
     layer: Layer
     op: str
@@ -107,7 +111,7 @@ def layer_function(problem: Problem, implementation: object, **more: object) -> 
     return run
 
 
-# What a kernel does, by what its name contains; the first that fits.
+# The work of a kernel, by a pattern of its name; the first that fits.
 PARTS = (
     ("products of packed weights", r"Streaming|Decoding"),
     ("dequantise", r"unpack"),
@@ -222,7 +226,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
 
 
 def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
-    """What XLA plans besides operands and results; None of peers that are not JAX's."""
+    """Bytes that XLA plans besides operands and results; None for peers that are not JAX's."""
     if not isinstance(peer, JaxPeer) or peer.unavailable_reason():
         return None
     arguments = peer.arguments(*of_layer) if isinstance(peer, Fp8Layer) else of_layer

@@ -56,7 +56,7 @@ Params = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What a compiled program depends on."""
+    """The static parameters of a compiled program."""
 
     layer: Layer
     op: str
@@ -135,12 +135,12 @@ def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: b
 
 
 def bfloat16_copy(params: Params) -> Params:
-    """What a layer that computes in bfloat16 reads."""
+    """The weights of a layer that computes in bfloat16."""
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
 def quantize(params: Params) -> Any:
-    """What a layer in FP8 reads."""
+    """The weights of a layer in FP8."""
     return jgg.quantize_mlp(**params, implementation=pinned_implementation())
 
 
@@ -189,7 +189,7 @@ def programs(problem: Problem) -> dict[str, tuple[Role, Step]]:
 
 
 def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
-    """What is measured, ours first."""
+    """The steps to measure, ours first."""
     if problem.op == PROGRAM:
         return programs(problem)
     pinned = dict(implementation=pinned_implementation())

@@ -16,11 +16,9 @@ from benchmarks.harness.command import parser_of
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
-from benchmarks.moe import Layer
 from benchmarks.quotes import PROJECTIONS
 from benchmarks.rank_k import UPDATES
 from benchmarks.records_by_topic import RESULTS, cases, commits, memory_of, ours
-from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose
 
 matplotlib.use("Agg")
 # The backend has to be chosen first.
@@ -46,7 +44,6 @@ LARGEST_RATIO = 3.0
 MODELS = ("mixtral_up", "dsv3_up", "qwen3_up", "qwen3_down")
 LAYERS = {"mixtral": "Mixtral 8x7B", "qwen3_30b": "Qwen3-30B-A3B", "gptoss": "GPT-OSS"}
 WINDOW = 20
-DEVICES = (1, 2, 4, 8)
 
 
 def read(stem: str) -> dict:
@@ -274,7 +271,7 @@ def _fastest_ms(case: Mapping, *peers: str) -> float:
 
 def losses() -> plt.Figure:
     """Training losses in bf16 and in FP8 of one seed, and their ratios of all; smoothed."""
-    found = [case for case in cases("training").values() if case["recipe"] == "blockwise"]
+    found = list(cases("training").values())
     found.sort(key=lambda case: case["seed"])
     figure, (curves, ratios) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), layout="constrained")
     for case, color in zip(found, PALETTE, strict=False):
@@ -312,55 +309,6 @@ def muon() -> plt.Figure:
     return figure
 
 
-def scaling(results: Mapping) -> plt.Figure:
-    """Layers over several GPUs: speed as predicted and measured, and what a call is made of."""
-    figure, grid = panels([3.6, 2.6], 4)
-    ops = by_op(results["cases"])
-    for column, (op, name) in enumerate(
-        {"ep_forward": "forward", "ep_step": "forward and backward"}.items()
-    ):
-        axes = grid[column]
-        for color, record in zip(PALETTE, ops[op], strict=False):
-            of = Layer(**record["shape"])
-            predicted = [_predicted(of, n, record["copy_engines"], op) for n in DEVICES]
-            axes.plot(DEVICES, predicted, color=color, label=of.name)
-            axes.plot([record["devices"]], [record["fractions"]["ours"]], "o", color=color)
-        axes.set(xscale="log", xticks=DEVICES, ylim=(0, 1.05), xlabel="GPUs", title=name)
-        axes.set_xticks([], minor=True)
-        axes.set_xticklabels(map(str, DEVICES))
-        axes.set_ylabel("of the speed without communication")
-        axes.legend(title="line: predicted, point: measured")
-        axes = grid[COLUMNS + column]
-        links = {each["shape"]["name"]: each["links"] for each in ops["ep_forward"]}
-        left = np.zeros(len(ops[op]))
-        stacks = [parts(record, links[record["shape"]["name"]]) for record in ops[op]]
-        for color, part in zip(PALETTE, stacks[0], strict=False):
-            widths = [stack[part] for stack in stacks]
-            axes.barh([r["shape"]["name"] for r in ops[op]], widths, left=left, color=color,
-                      label=part)  # fmt: skip
-            left += widths
-        axes.set(xlabel="milliseconds")
-        axes.legend()
-    figure.suptitle(title(results))
-    return figure
-
-
-def _predicted(layer: Layer, devices: int, copy_engines: bool, op: str) -> float:
-    """Of the speed without communication, of as many experts in all as in the record."""
-    sizes = layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
-    found = choose(Shape(*sizes, devices), copy_engines=copy_engines)
-    return found.forward_fraction if op == "ep_forward" else found.step_fraction
-
-
-def parts(record: Mapping, links: Mapping) -> dict[str, float]:
-    """Milliseconds of a call of ours: the layer alone, its legs by themselves, and what is left."""
-    whole, alone = (record["peers"][name]["median_us"] for name in ("ours", "local"))
-    # Two of tokens, and in a step two of their gradients.
-    legs = (2 if record["op"] == "ep_forward" else 4) * links["ppermute"]["us"]
-    found = {"one GPU's share": alone, "collectives": legs, "the rest": whole - alone - legs}
-    return {name: max(us, 0.0) / 1e3 for name, us in found.items()}
-
-
 PICTURES = {
     "beside_stock": beside_stock,
     "relative_speed": lambda: relative_speed(read("h200_main")),
@@ -369,7 +317,6 @@ PICTURES = {
     "layer": layer,
     "losses": losses,
     "muon": muon,
-    "scaling": lambda: scaling(read("h200_x2_expert_parallel")),
 }
 
 

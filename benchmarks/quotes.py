@@ -1,4 +1,4 @@
-"""What the pages say of the recorded results: tables and numbers, each from the named records."""
+"""The quotes of recorded results in pages: tables and numbers, each from the named records."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -279,10 +279,9 @@ def fp8_rest() -> str:
             f"{rate('wgrad_g4_8192')} TFLOP/s (4 groups of 8192 rows, 4096 x 7168)",
             f"and {rate('wgrad_g8_4096')} (8 of 4096, 7168 x 2048). Three bfloat16 products take "
             + steps,
-            "times as long as three FP8 products with their quantisers. Of the speed of a copy, "
-            f"rows are quantised at {copies[0]},",
-            f"weights with their transpose at {copies[1]}, and rows with their transpose in whole "
-            f"blocks at {copies[2]}.",
+            "times as long as three FP8 products with their quantisers. Quantisers reach these",
+            f"shares of the speed of a copy: {copies[0]} for rows, {copies[1]} for weights with",
+            f"their transpose, and {copies[2]} for rows with their transpose in whole blocks.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""What the pages say of whole layers, of training, of Muon and of an H100."""
+"""The quotes of whole layers, of training, of Muon and of an H100."""
 
 from collections.abc import Mapping, Sequence
 
@@ -65,22 +65,8 @@ def layers_quack() -> str:
     return table(["layer", *header], rows)
 
 
-def layers_recipes() -> str:
-    recipes = {
-        "blockwise": "`blockwise()`",
-        "rowwise": "`rowwise()`",
-        "rowwise_fast": "`rowwise(fast_accumulation=True)`",
-        "tensorwise": "`tensorwise()`",
-    }
-    rows = [
-        [f"`{name}`", *(fp8_gains("layers_recipes", name, recipe) for recipe in recipes)]
-        for name in layer_names("layers_recipes")
-    ]
-    return table(["times bf16's speed", *recipes.values()], rows)
-
-
 def layers_fp8_range() -> str:
-    """What the default recipe gains, weights quantised before."""
+    """The gain of the default recipe, weights quantised before."""
     gains = [
         1 / case("layers_fp8", f"{name}/moe_step")["ratios"]["fp8_blockwise_quantized"]
         for name in layer_names("layers_fp8")
@@ -134,8 +120,7 @@ def step() -> str:
 
 
 def expert_parallel() -> str:
-    ways = {"ours": "", "nccl": ", by NCCL", "tokens_fp8": ", tokens in FP8"}
-    ways |= {"naive": ", all gathered"}
+    ways = {"ours": "", "nccl": ", by NCCL", "naive": ", all gathered"}
     ops = {"ep_forward": "forward", "ep_step": "with gradients"}
     rows = []
     for name in layer_names("expert_parallel"):
@@ -148,12 +133,10 @@ def expert_parallel() -> str:
 
 def training() -> str:
     found = sorted(cases("training").values(), key=lambda case: case["seed"])
-    by_recipe: dict[str, list[str]] = {}
-    for one in found:
-        by_recipe.setdefault(one["recipe"], []).append(f"{one['loss_ratio']:.3f}")
-    seeds = dict.fromkeys(f"seed {one['seed']}" for one in found)
-    rows = [[f"`Recipe.{name}()`", *ratios] for name, ratios in by_recipe.items()]
-    return table(["FP8's held-out loss over bf16's", *seeds], rows)
+    row = ["`Recipe()`", *(f"{one['loss_ratio']:.3f}" for one in found)]
+    return table(
+        ["FP8's held-out loss over bf16's", *(f"seed {one['seed']}" for one in found)], [row]
+    )
 
 
 def training_steps() -> str:
@@ -251,7 +234,7 @@ def h100_layers() -> str:
 
 
 QUOTES = (
-    layers, layers_fp8_range, layers_recipes, layers_quack, layers_decode, layers_packed,
+    layers, layers_fp8_range, layers_quack, layers_decode, layers_packed,
     step, expert_parallel,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip

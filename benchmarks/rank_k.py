@@ -47,9 +47,9 @@ class Update:
     two_operands: bool
     dtype: str
     shapes: tuple[Shape, ...]
-    # Of the whole triangle, relative: rounding of the result, or of sums in the operands' dtype.
+    # Relative error of the triangle: rounding of the result, or of sums in the operands' dtype.
     tolerance: float
-    # Of float32 operands: "default" may be as inaccurate as TF32.
+    # The precision of float32 operands: "default" may be as inaccurate as TF32.
     precision: str | None = None
 
     @property
@@ -79,7 +79,8 @@ def mirrored(p):
     return p + jnp.swapaxes(p, 1, 2).conj()
 
 
-# What a JAX user writes today. All give both triangles; the ceiling is only half of the sum.
+# The expressions that a JAX user writes today. All give both triangles; the ceiling is only half of
+# the sum.
 EXPRESSIONS: dict[bool, dict[str, tuple[Role, Callable[..., jax.Array]]]] = {
     False: {"A@A.T": (Role.GROUPED, lambda a, b: product(a, a))},
     True: {
@@ -121,7 +122,7 @@ def peers(update: Update) -> list[Peer]:
     """Everything that is timed for one update; operands are `a`, and `b` if it takes two."""
 
     def jax_peer(name: str, role: Role, function: Callable[..., jax.Array]) -> Peer:
-        # Those of one operand get the other one too, and leave it.
+        # Functions of one operand get the other one too, and ignore it.
         return JaxPeer(name, role, at_precision(function, update.precision))
 
     found = [

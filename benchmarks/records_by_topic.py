@@ -23,7 +23,6 @@ RECORDS = {
     "memory": ("h200_memory",),
     "layers": ("h200_moe",),
     "layers_fp8": ("h200_moe_fp8",),
-    "layers_recipes": ("h200_moe_recipes",),
     "layers_quack": ("h200_moe_quack",),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),

@@ -1,4 +1,4 @@
-"""What is asked of the kernels, checked against results: pass, fail, or not measured.
+"""The targets of the kernels, checked against results: pass, fail, or not measured.
 
 python -m benchmarks.targets benchmarks/results/*.json
 
@@ -97,7 +97,7 @@ BITS_16 = {"dtype": ("bfloat16", "float16")}
 ANY_SIZES = {"distribution": tuple(DISTRIBUTIONS)}
 FP8_KEPT = ("fp8_forward", "fp8_dgrad")
 FP8_WGRADS = ("wgrad_g4_8192", "wgrad_g8_4096")
-# Of one dense cuBLAS FP8 product of the same FLOPs with one scale a tensor.
+# Shares of one dense cuBLAS FP8 product of the same FLOPs with one scale a tensor.
 FP8_DENSE = {
     "mixtral_up": 0.93,
     "mixtral_down": 0.90,

@@ -30,7 +30,7 @@ Operands = tuple[tuple[jax.Array, ...], tuple[jgg.QuantizedArray, ...]]
 
 
 def operands(layer: Layer, format: str, seed: int) -> Operands:
-    """Those of `benchmarks.moe`, with dequantised matrices, and the packed ones."""
+    """The operands of `benchmarks.moe`, with dequantised matrices, and the packed matrices."""
     x, experts, weights, *matrices, dy = layers.operands(layer, seed)
     packed = tuple(jgg.quantize(w, format) for w in matrices)
     return (x, experts, weights, *map(jgg.dequantize, packed), dy), packed

@@ -11,8 +11,7 @@ Each device has a part of the batch. Experts are divided along "expert", and tok
 them. With `--fsdp` parameters are divided along "data" too, and gathered where they are used.
 
 AdamW and Muon keep float32 weights. In bfloat16, each step writes the 16-bit weights that the next
-one multiplies by. With `--recipe blockwise` it writes the experts' FP8 weights instead; where
-experts are divided, layers quantise weights themselves.
+one multiplies by. With `--recipe blockwise` it writes the experts' FP8 weights instead.
 
 A checkpoint has the weights, the state of the optimiser, the step, and how many sequences of the
 text were read, so that a run resumes where it ended, on any number of devices.

@@ -1,4 +1,4 @@
-"""What a training run of the examples reports: its speed, and the curve of its losses."""
+"""The report of a training run of the examples: its speed, and the curve of its losses."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Ragged matmuls, whose rows belong to groups with a matrix each (mixture of exper
 - `ragged_dot_accumulate`: a weight gradient added to that of earlier microbatches.
 - `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): the MLPs of experts, activation and all.
 
-The same in FP8:
+In FP8:
 
 - `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through. MLPs of
   experts take a recipe too, and weights that are quantised once: `quantize_mlp`.

@@ -159,7 +159,7 @@ def _intercept() -> None:
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
             if not _is_replaced.value:
                 return bind(*operands, **params)
-            # What ours asks JAX is meant for JAX, and so is what ours does not offer.
+            # JAX gets the calls that our function makes, and those that it does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
                 return ragged_dot_general(*operands, **params)
             return bind(*operands, **params)

@@ -195,7 +195,7 @@ def dropless_mlp(
       wo: down projections [E, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`,
         gate and up of one format, which has no gradient. In the layout "packed", kernels read the
         formats "mxfp4", "int4" and "int8" as they are if x is bfloat16; elsewhere matrices are
-        dequantised to the dtype of x in each call. With a blockwise recipe all of them may be of
+        dequantised to the dtype of x in each call. With a recipe all of them may be of
         the format "fp8_128x128" in the layout "rows", which products in FP8 read as they are.
       biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
       activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",

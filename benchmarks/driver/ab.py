@@ -29,7 +29,7 @@ ALL_OPS = {**OPS, **PRODUCTS}
 
 @dataclass(frozen=True)
 class Timing:
-    """What the driver says of one problem."""
+    """The driver's times of one problem."""
 
     us: float
     tflops: float  # TB/s where bytes are what counts

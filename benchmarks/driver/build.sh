@@ -3,7 +3,7 @@
 #
 #   benchmarks/driver/build.sh TREE LIBRARY OUTPUT
 #
-# LIBRARY has the tree's kernels: libjgg_kernels.a, which an editable install (CONTRIBUTING.md) leaves
+# LIBRARY has the tree's kernels: libjgg_kernels.a, which an editable install (docs/develop.md) leaves
 # in its build directory, or the objects it is made of, between quotes.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

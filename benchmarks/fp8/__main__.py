@@ -23,8 +23,8 @@ from benchmarks.peers.torch_scaled import DenseScaledMm, TorchScaledGroupedMm
 def peers() -> list[Peer]:
     """The products, in the order of the tables.
 
-    Those whose scales differ from the case's get operands quantised their way from the same data,
-    and are checked against the product of those.
+    Peers whose scales differ from the case's get operands quantised their way from the same data,
+    and are checked against the product of those operands.
     """
     return [
         OursScaled(),

@@ -1,4 +1,4 @@
-"""What is measured of FP8, as plain data."""
+"""The cases of FP8, as plain data."""
 
 import itertools
 from collections.abc import Sequence

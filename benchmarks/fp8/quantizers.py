@@ -35,7 +35,7 @@ def quantizer(op: str, implementation: str) -> Quantizer:
 
 
 def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
-    """What the case quantises: the weights or the rows of a forward product."""
+    """The array that the case quantises: the weights or the rows of a forward product."""
     x, w, sizes = inputs.operands(of_bf16(case, "forward"))
     of = {"quantize_rows": (x,), "quantize_weights": (w,), "quantize_ragged": (x, sizes)}
     return of[case.op.name]

@@ -1,4 +1,4 @@
-"""What a layer pays in training: quantisation and all three products, against bfloat16's three."""
+"""The cost of a layer in training: quantisers and all three products, against bfloat16's three."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementa
 
 Product = Callable[..., jax.Array]
 
-# Of the angle between what FP8 gives and what bfloat16 gives, on normal data.
+# The limit of the angle between FP8's and bfloat16's results, on normal data.
 COSINE_LIMIT = 1e-3
 RESULTS = ("out", "d_lhs", "d_rhs")
 
@@ -34,13 +34,12 @@ def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Arra
 
 
 def products() -> dict[str, Product]:
-    """What is compared: FP8 products, bfloat16 products, and other recipes of FP8."""
+    """The ways that are compared: FP8 products, bfloat16 products, and other recipes of FP8."""
     pinned = {"implementation": pinned_implementation()}
     fp8 = functools.partial(jgg.fp8_ragged_dot, **pinned)
     return {
         "ours": fp8,
         "ours_bf16": functools.partial(jgg.ragged_dot, **pinned),
-        "ours_rowwise": functools.partial(fp8, recipe=jgg.Recipe(scaling="rowwise")),
         "ours_bf16_wgrad": functools.partial(fp8, recipe=jgg.Recipe(wgrad="bf16")),
     }
 
@@ -75,7 +74,7 @@ def work(case: Case, inputs: Inputs) -> Workload:
     def judge(call: Call) -> tuple[check.Error, bool]:
         found = cosine_distances(call.run(), expected).tolist()
         distances[call.name] = dict(zip(RESULTS, found, strict=True))
-        # Of the vectors scaled to length one.
+        # The error of the vectors scaled to length one.
         return check.Error(math.sqrt(2 * max(found))), max(found) <= COSINE_LIMIT
 
     problems = [of_bf16(case, op).problem for op in ("forward", "dgrad", "wgrad")]

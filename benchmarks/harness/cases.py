@@ -1,4 +1,4 @@
-"""What is measured, as plain data: named shapes, operations and group size distributions.
+"""The cases, as plain data: named shapes, operations and group size distributions.
 
 Nothing here touches a device, so that tests can use the same cases.
 """

@@ -11,7 +11,7 @@ from benchmarks.harness.cases import Problem
 from benchmarks.peers.ours import product
 
 TF32_EPS = 2.0**-10
-# Of sums that are promoted to float32 every 128 terms.
+# The error of sums that are promoted to float32 every 128 terms.
 FP8_ERROR = 1e-3
 
 
@@ -76,7 +76,7 @@ def _relative_errors(out, expected):
     def relative(axis):
         error = jnp.linalg.norm(difference, axis=axis)
         scale = jnp.linalg.norm(expected, axis=axis)
-        # What must be exactly zero has no scale, and the square of a tiny error is zero.
+        # A result that must be exactly zero has no scale, and the square of a tiny error is zero.
         exact = jnp.all(difference == 0, axis=axis)
         return jnp.where(scale > 0, error / scale, jnp.where(exact, 0.0, jnp.inf))
 

@@ -35,7 +35,7 @@ def add_choices(
 
 @dataclass(frozen=True)
 class Command:
-    """What a suite adds to the harness.
+    """A suite of the harness.
 
     Attributes:
       module: the suite's, which `python -m` runs.
@@ -81,7 +81,7 @@ class Command:
         return self.run(self.parse(arguments), arguments)
 
     def run(self, options: argparse.Namespace, arguments: Sequence[str] | None) -> dict:
-        """The same with options that have been parsed from `arguments`."""
+        """Runs the suite with options that were parsed from `arguments`."""
         command = [self.module, *(sys.argv[1:] if arguments is None else arguments)]
         with watched(Session(command, options, self.timed, self.summarize)) as session:
             session.run(self.jobs(options, session))

@@ -123,7 +123,7 @@ def row_errors(out: Any, exact: Any) -> Error:
 def _relative(out: Any, exact: Any, *, whole: bool) -> float:
     squares, scales = (abs(out - exact) ** 2, abs(exact) ** 2)
     error, scale = (x.sum() if whole else x.sum(-1) for x in (squares, scales))
-    # What must be exactly zero has no scale.
+    # A result that must be exactly zero has no scale.
     ratios = error / (scale + (scale == 0)) + (scale == 0) * error * 1e300
     return float(ratios.max() ** 0.5)
 

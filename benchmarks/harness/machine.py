@@ -1,4 +1,4 @@
-"""What a result depends on besides the code: GPU, clocks, versions, commit."""
+"""The machine that a result depends on: GPU, clocks, versions, commit."""
 
 import importlib.metadata
 import platform

@@ -18,7 +18,7 @@ from benchmarks.harness.timing import HostTimes, host_times, interleave, median_
 
 @dataclass
 class PeerResult:
-    """What one peer did in one case. Without samples, `status` and `reason` say why."""
+    """The result of one peer in one case. Without samples, `status` and `reason` say why."""
 
     role: Role
     status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)
@@ -201,20 +201,17 @@ def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dic
     """Median over the rounds of (another's time / our time): above one, we are faster.
 
     `byte_floor` is the time of a copy scaled to `traffic`, the bytes that must move; `write_floor`
-    that of the faster of `fill` and `memset`, scaled to `written`, the part of them that is the
-    result. `floor` is the largest, in each round, of those and the dense product's time. None can
-    exceed one by more than noise.
+    that of `memset`, scaled to `written`, the part of them that is the result. `floor` is the
+    largest, in each round, of those and the dense product's time. None can exceed one by more than
+    noise.
     """
     ours = results.get(Role.OURS.value)
     if ours is None or not ours.samples:
         return {}
     times = {name: result.us for name, result in results.items() if result.samples}
-    copying = [times.pop(name) for name in ("copy",) if name in times]
-    writing = [times.pop(name) for name in ("fill", "memset") if name in times]
-    if copying:
-        times["byte_floor"] = _scaled(copying, traffic / moved_bytes("copy"))
-    if writing:
-        times["write_floor"] = _scaled(writing, written / moved_bytes("fill"))
+    for name, floor, size in (("copy", "byte_floor", traffic), ("memset", "write_floor", written)):
+        if us := times.pop(name, None):
+            times[floor] = [each * size / moved_bytes(name) for each in us]
     floors = [
         times[name] for name in ("byte_floor", "write_floor", "cublas_dense") if name in times
     ]
@@ -222,11 +219,6 @@ def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dic
         times["floor"] = [max(bounds) for bounds in zip(*floors, strict=True)]
     del times["ours"]
     return {name: median_ratio(us, ours.us) for name, us in times.items()}
-
-
-def _scaled(alternatives: list[list[float]], scale: float) -> list[float]:
-    """The fastest alternative of each round, times `scale`."""
-    return [min(times) * scale for times in zip(*alternatives, strict=True)]
 
 
 def best_grouped(record: Mapping) -> tuple[str, float] | None:

@@ -1,4 +1,4 @@
-"""What the benchmark asks of a peer, and the two kinds of calls that peers make."""
+"""The interface of a peer, and the two kinds of calls that peers make."""
 
 import ctypes
 import enum
@@ -19,7 +19,7 @@ class NotOffered(Exception):
 
 
 class Role(enum.StrEnum):
-    """What a comparison with a peer means."""
+    """The meaning of a comparison with a peer."""
 
     OURS = "ours"
     # Our kernels in another way: another configuration, another precision, another form of operand.
@@ -138,8 +138,8 @@ class Peer:
     def prepare(self, problem: Any, *operands: Any) -> Call:
         """Compiles and does whatever else belongs outside a timed call.
 
-        What is compiled should be kept by problem, if operands of the same shapes come again: of
-        ragged products only the group sizes differ between distributions.
+        Compiled functions should be kept by problem, because operands of the same shapes may come
+        again: between distributions of a ragged product only the group sizes differ.
 
         Args:
           problem: of the suite: what a compiled program depends on.
@@ -216,7 +216,7 @@ def on_gpu() -> bool:
 
 
 def pinned_implementation() -> str | None:
-    """Of our functions: the kernels on a GPU, so that nothing falls back unnoticed.
+    """The implementation of our functions: kernels on a GPU, so that nothing falls back unnoticed.
 
     Elsewhere None, with which the reference runs, and `explain` tells what a GPU would.
     """

@@ -12,7 +12,7 @@ def timed(records: Sequence[Mapping]) -> list[Mapping]:
 
 
 def texts(results: Mapping) -> list[str]:
-    """All that there is to say of results: tables first, then what explains them."""
+    """The whole report of results: tables first, then lines that explain them."""
     records = timed(results["cases"])
     return [
         *([times_table(records), ratios_table(records)] if records else []),
@@ -148,7 +148,7 @@ def summary_lines(records: Sequence[Mapping]) -> str:
 
 
 def missing_lines(records: Sequence[Mapping]) -> str:
-    """Who was not measured and why, each reason once with the cases that it holds for."""
+    """The peers that were not measured, each reason once with its cases."""
     reasons: dict[str, list[str]] = {}
     for record in records:
         for name, peer in record["peers"].items():
@@ -159,7 +159,7 @@ def missing_lines(records: Sequence[Mapping]) -> str:
 
 
 def unmeasured_line(cases: Sequence[str]) -> str:
-    """What a time limit left out; the results file names all of it."""
+    """The measurements that a time limit left out; the results file names all of them."""
     return f"out of time for {len(cases)} measurements: {_some(cases)}" if cases else ""
 
 

@@ -33,8 +33,8 @@ def dumps(value, levels: int = 4, indent: str = "") -> str:
 def load(paths: Sequence[Path]) -> dict:
     """One or more files as one.
 
-    Of a case that several have, the first one's times stay, and later ones add the peers that it
-    lacks (`merge`). What holds for a run as a whole is the first one's.
+    If several files have a case, the first one's times stay, and later ones add the peers that it
+    lacks (`merge`). Values of a run as a whole are the first file's.
     """
     whole: dict = {}
     cases: dict[tuple, dict] = {}

@@ -24,7 +24,7 @@ from benchmarks.harness.timing import CacheFlush
 
 # A job that has begun may run past the time limit by this much before the process gives up.
 GRACE_SECONDS = 120
-# Of the time, that writing results may take.
+# The share of the time that writing results may take.
 SAVING_SHARE = 0.02
 
 
@@ -35,7 +35,7 @@ def leave_memory_to_torch() -> None:
 
 
 def command_line(command: Sequence[str]) -> str:
-    """What to type for the same results, without the place where they were written to."""
+    """The command for the same results, without the place where they were written to."""
     return re.sub(r" --output[ =]('[^']*'|\S+)", "", shlex.join(["python", "-m", *command]))
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 
-# What `over_best_or_dense` asks of either ratio.
+# The ratios that `over_best_or_dense` asks for.
 GROUPED_RATIO, DENSE_RATIO = 1.05, 0.97
 
 Record = Mapping
-# What is found in a record, and how to say it; None where it has no such number. Other records of
-# the same results are at hand.
+# A number of a record, and how to say it; None where the record has none. Other records of the same
+# results are at hand.
 Value = Callable[[Record, Sequence[Record]], tuple[float, str] | None]
 
 
@@ -73,7 +73,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the results say of a target. Without findings nothing was measured."""
+    """The verdict of results on a target. Without findings nothing was measured."""
 
     target: Target
     findings: Sequence[Finding]
@@ -105,7 +105,7 @@ class Verdict:
         return [head, *(f"{'':14}{f.case} {f.text}" for f in missed), *missing]
 
 
-# What is compared: values of a record.
+# Values of a record that targets compare.
 
 
 def over(*others: str) -> Value:
@@ -160,7 +160,7 @@ def of_uniform_time(record, records):
 
 
 def without_communication(record, records):
-    """Of a layer on several devices: the share of the speed that one has without communication."""
+    """The share of the speed without communication that a layer on several devices has."""
     share = record.get("fractions", {}).get("ours")
     return share and (share, f"{share:.2f}, max/mean {record['max_over_mean']:.2f}")
 
@@ -186,7 +186,7 @@ def cosine_distance(record, records):
 
 
 def loss_difference(record, records):
-    """Of FP8's held-out loss from bfloat16's."""
+    """The difference of FP8's held-out loss from bfloat16's."""
     ratio = record["loss_ratio"]
     return abs(ratio - 1), f"after {record['steps']} steps {ratio:.4f}"
 

@@ -61,7 +61,7 @@ def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
 class HostTimes:
     """Microseconds a call, as the host sees them."""
 
-    # Of a queue of calls, until the last has finished.
+    # The time of a queue of calls, until the last has finished.
     wall_us: float
     # Until the call returned to the host, the device still working.
     enqueue_us: float

@@ -118,7 +118,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
 
 
 def offers_stock(problem: Problem) -> bool:
-    """Whether stock JAX takes part: where its work for every group may be worth its while."""
+    """Whether stock JAX takes part: where the work for every group is not much too large."""
     if problem.groups * problem.m * max(problem.k, problem.n) * 4 > MOST_STOCK_BYTES:
         return False
     flops = 2 * problem.groups * problem.m * problem.k * problem.n
@@ -126,13 +126,12 @@ def offers_stock(problem: Problem) -> bool:
 
 
 def masked(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The triangle that ours returns, zeros beside it, of what a user of JAX multiplies."""
+    """The triangle that ours returns, with zeros beside it, from a JAX user's product."""
     product = rank_k.product(a, b if update.two_operands else a)
     return jax.numpy.tril(rank_k.mirrored(product) if update.two_operands else product)
 
 
-# An expression of all elements that makes nothing of the other triangle: neither zeros nor, bit for
-# bit, the mirror image.
+# An expression of all elements, whose other triangle is neither zeros nor exactly the mirror image.
 UNMASKED = "A@A.T"
 
 

@@ -28,7 +28,7 @@ from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}
 DOTS = ("recipe_dot", "recipe_dot_step")
 DEFAULT = "blockwise"
-# Of an element in FP8, over the largest of its array: a missing element is seen.
+# The error of an element in FP8, over the largest of its array: a missing element is seen.
 LARGEST_ERROR = 0.5
 TINY = dict.fromkeys(LAYERS, (48, 64, 32, 4, 2)) | dict.fromkeys(DOTS, (4, 16, 64, 32))
 
@@ -40,7 +40,7 @@ def parsed(op: str) -> tuple[str, jgg.Recipe]:
 
 
 def choice(op: str, sizes: Sequence[int]) -> Choice:
-    """What plans choose between: T, D, F, E and K of a layer, g, rows of a group, k and n of a
+    """The choice of a plan. Sizes are T, D, F, E and K of a layer; g, rows of a group, k and n of a
     matmul."""
     name, recipe = parsed(op)
     of: Dot | Layer
@@ -60,7 +60,7 @@ def takes_bf16(op: str, sizes: Sequence[int]) -> bool:
 
 
 def function(op: str, sizes: Sequence[int], implementation: str | None) -> Callable[..., Any]:
-    """Of `operands`, with the recipe of `op`, or without for an `op` that names none."""
+    """A function of `operands`, with the recipe that `op` names, if it names one."""
     name, recipe = parsed(op)
     if name in LAYERS:
         problem = moe.Problem(moe.Layer(name, *sizes), LAYERS[name])
@@ -83,7 +83,7 @@ def operands(op: str, sizes: Sequence[int]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def programs(op: str, sizes: Sequence[int]) -> list[Program]:
-    """What the plan takes, the kernels of the recipe if that is bf16, and bf16."""
+    """The program of the plan, the recipe's kernels if that is bf16, and bf16."""
     of = functools.partial(function, op, sizes)
     planned, pinned = of(None), of(pinned_implementation())
     name, _ = parsed(op)

@@ -42,9 +42,9 @@ def worst_ratio(
 
 
 def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
-    """Of each operation: how many cases, how many under the bar, the worst and the median.
+    """For each operation: how many cases, how many under the bar, the worst and the median.
 
-    The same beside it, of those that do not count.
+    Likewise for the peers that do not count, with a prefix.
     """
     result: dict[str, dict[str, float]] = {}
     for op in dict.fromkeys(record["op"] for record in records):

@@ -1,1 +1,1 @@
-"""What is measured, one file a library; each suite's `peers` lists those that it measures."""
+"""The peers, one file a library; each suite's `peers` lists those that it measures."""

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import cutlass
 from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once, without_gpu
 
-# What example 24 runs, then what example 57 does, with the tiles that suit 16-bit operands.
+# The kernels of example 24, then those of example 57, with the tiles that suit 16-bit operands.
 PRODUCTS = {
     "kDeviceOnly": "gemm_sm80_device",
     "kHostPrecompute": "gemm_sm80_host",

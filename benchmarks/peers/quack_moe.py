@@ -23,10 +23,10 @@ BLOCK = 1024  # columns that one program of the sum takes
 
 # The products, in the order in which a step needs them.
 KINDS = ("gate_up", "down", "gate_up_gradient", "down_weights", "x_gradient", "gate_up_weights")
-# Those that gather an operand, and those whose epilogue works on pairs of columns.
+# Products that gather an operand, and products whose epilogue works on pairs of columns.
 GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
 PAIRED = ("gate_up", "gate_up_gradient")
-# Of the norm of a result: how far another configuration's may be from it, in bfloat16.
+# The distance of another configuration's result, over the norm of the result, in bfloat16.
 TOLERANCE = 0.01
 
 
@@ -41,7 +41,7 @@ class Config(quack.Config):
 
 
 def candidates(kind: str) -> list[Config]:
-    """What QuACK's autotuner would try for one of `KINDS`, its default first.
+    """The configurations that QuACK's autotuner would try for a kind, its default first.
 
     The gradient of gate and up is dynamic by default, and SonicMoE has it otherwise: both.
     """
@@ -70,9 +70,9 @@ class Product:
         return f"{self.kind}/{self.groups}x{self.m}x{self.k}x{self.n}/{self.dtype}"
 
 
-# Of (config or None for QuACK's default, tensors that other products gave): the results.
+# (config or None for QuACK's default, tensors that other products gave) -> the results.
 Function = Callable[..., Sequence[Any]]
-# Of (kind, tensors that other products gave): the results.
+# (kind, tensors that other products gave) -> the results.
 Choice = Callable[..., Sequence[Any]]
 
 
@@ -118,7 +118,7 @@ def functions(
             colvec_reduce=True,
             tuned=False,
             config=pinned(config),
-            # Its own default; a configuration says for itself.
+            # QuACK's default is dynamic; a configuration says for itself.
             dynamic_scheduler=config is None,
             **by_row,
         )
@@ -135,7 +135,7 @@ def functions(
 
 
 def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
-    """What the products are called where configurations are kept."""
+    """The products by name, for the file of configurations."""
     sizes = {
         "gate_up": (d, 2 * f),
         "down": (f, d),
@@ -148,7 +148,7 @@ def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
 
 
 class SeveralResults(TorchCall):
-    """Of which the first tells when the device has finished."""
+    """A call of several results, of which the first tells when the device has finished."""
 
     def wait(self, result: Sequence[Any]) -> None:
         super().wait(result[0])
@@ -217,7 +217,7 @@ def differ(one: Any, other: Any) -> bool:
 class QuackLayer(Peer):
     """The layer by QuACK, with its default configurations or with the best of each product.
 
-    What is not known yet is swept for, as `Quack` does.
+    Configurations that are not known yet are swept for, as `Quack` does.
     """
 
     role = Role.GROUPED

@@ -1,6 +1,6 @@
 """The best of a few configurations of a peer that leaves its tile sizes to the caller.
 
-What a sweep finds is kept in a file, so that later runs do not spend their time on sweeping again.
+The file of a sweep keeps its result, so that later runs do not sweep again.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from benchmarks.harness.peer import Call, NotOffered, Peer, Role
 
 RESULTS = Path(__file__).parents[1] / "results"
 
-# Of the timing, in turns: a chip that warms up is no advantage of what comes first.
+# The rounds of the timing. Configurations take turns, because a chip slows down as it warms up.
 ROUNDS = 3
 
 # A frozen dataclass of plain values.
@@ -31,7 +31,7 @@ class Sweep:
         self._path = directory / f"{peer}_configs.json"
         self._limit = limit
         self._retune = retune
-        # What this run found or looked up: sizes change between distributions, problems do not.
+        # Configurations of this run. Sizes change between distributions, problems do not.
         self._chosen: dict[Any, Config] = {}
 
     def best(

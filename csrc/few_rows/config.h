@@ -38,7 +38,7 @@ struct Config {
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = 1;
 
-  // Of a warp, of the result: how many, and from the first of one run of 16 to the next one's.
+  // A warp's columns of the result: from one run of 16 to the next, and how many.
   static constexpr int kNextRun = 16;
   static constexpr int kWarpColumns = kHasUp ? kNextRun : 2 * kNextRun;
 

@@ -9,8 +9,8 @@
 
 namespace jgg::few_rows {
 
-// What a lane adds to its sums or multiplies them by. All of it is read at once: between stores,
-// each would be waited for alone.
+// The numbers that a lane adds to its sums or multiplies them by. All are read at once: between
+// stores, each would be waited for alone.
 template <int kBlocks>
 struct Terms {
   float bias[2][2];          // of a run of columns, and of the columns 8 further on

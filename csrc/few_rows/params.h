@@ -1,4 +1,4 @@
-// What the kernel gets.
+// The parameters of the kernel.
 #pragma once
 
 #include <cuda.h>
@@ -33,7 +33,7 @@ struct Product {
     return rows ? static_cast<unsigned>(__ldg(rows + row)) / divisor : row;
   }
 
-  // Of a row that may have no token: whatever it is, it is multiplied by zeros.
+  // The weight of a row that may have no token: whatever it is, zeros are multiplied by it.
   __device__ float weight(int row) const {
     if (weights == nullptr) return 1.0f;
     if (!weights_of_pairs) return __ldg(weights + row);

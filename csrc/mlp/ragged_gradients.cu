@@ -42,10 +42,8 @@ struct SharedStorage {
     TransposeBuffer transpose;
   } operand[kOperands];
   ColumnScales<Source> columns[kOperands];
-  // The block of rows, and whether a group owns them: threads have no register left to keep them
-  // in.
+  // The block of rows: threads have no register left to keep it in.
   int row_block;
-  bool grouped;
 };
 
 // Eight elements of a row.
@@ -95,10 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
   int column = place.across * tiles_per_cta * kScaleBlock;
   int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
 
-  if (threadIdx.x == 0) {
-    shared.row_block = place.down;
-    shared.grouped = block.grouped;
-  }
+  if (threadIdx.x == 0) shared.row_block = place.down;
   __syncthreads();
   auto const transposed_at = [&](int which, int column) {
     return arguments.transposed[which].q +
@@ -108,10 +103,13 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     return arguments.transposed[which].scale + static_cast<int64_t>(shared.row_block) * columns +
            column;
   };
-  if (block.rows == 0) {
-    int const count = min(end, columns) - column;
-    for (int which = 0; which < kOperands; ++which) {
-      quantize::clear_columns(transposed_at(which, column), scales_at(which, column), count);
+  if (!block.grouped) {
+    // No product reads rows of no group. A layer over several devices has as many of them as of
+    // others.
+    int const blocks = pitch / kScaleBlock, across = (end - column) / kScaleBlock;
+    for (int i = threadIdx.x; i < block.rows * across; i += kTileThreads) {
+      int64_t const row = block.first + i / across;
+      arguments.dweights[row * blocks + column / kScaleBlock + i % across] = 0;
     }
     return;
   }
@@ -183,12 +181,11 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     {
       int const which = threadIdx.x / kScaleBlock, mine = threadIdx.x % kScaleBlock;
       int const left = columns - column;
-      bool const grouped = shared.grouped;
       if (which < 2) {
-        shared.columns[which].template scale<kGradient>(mine, scales_at(which, column), left,
-                                                        grouped, power_of_two);
+        shared.columns[which].template scale<kGradient>(mine, scales_at(which, column), left, true,
+                                                        power_of_two);
       } else if (which == 2) {
-        shared.columns[2].template scale<kForward>(mine, scales_at(2, column), left, grouped,
+        shared.columns[2].template scale<kForward>(mine, scales_at(2, column), left, true,
                                                    power_of_two);
       }
     }
@@ -216,9 +213,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
       if (which >= 1) store_transposed(which - 1);
       if (which >= 2) fetch(which - 2, column + kScaleBlock);
       auto const inverse = [&](int j) { return shared.columns[which].inverse[at.column + j]; };
-      if (!shared.grouped) {
-        operand.transpose.clear();
-      } else if (which < 2) {
+      if (which < 2) {
         operand.transpose.template put<kGradient>(patch, inverse);
       } else {
         operand.transpose.template put<kForward>(patch, inverse);

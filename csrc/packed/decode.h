@@ -1,8 +1,8 @@
-// From packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and 16
-// of K of the tensor cores' instructions.
+// Decodes packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and
+// 16 of K of the tensor cores' instructions.
 //
-// What limits it is the pipe of integer instructions, which takes one in two cycles; left shifts
-// have another one, and bfloat16 two at once a third.
+// The pipe of integer instructions is the limit: it takes one in two cycles. Left shifts have
+// another pipe, and bfloat16 two at once a third.
 #pragma once
 
 #include <cstdint>
@@ -70,9 +70,9 @@ struct Groups {
   bool has_zeros;
 };
 
-// What a thread has of record number `record` of some that follow each other along K, and how it
-// becomes operands of four steps of 16. `thread` is one of 128; `scales` and `zeros` are of the
-// groups of all those records.
+// A thread's part of record number `record` of some that follow each other along K; it becomes
+// operands of four steps of 16. `thread` is one of 128; `scales` and `zeros` are of the groups of
+// all those records.
 template <Format kFormat>
 class Record;
 
@@ -88,7 +88,7 @@ class Record<Format::kMxFp4> {
     words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
     uint32_t const e =
         *reinterpret_cast<uint32_t const*>(scales + record * kSlotBytes + thread / 4 * 4);
-    // Of either column: 2^(e - 127) of both groups.
+    // 2^(e - 127) of both groups, for either column.
     scales_[0] = (e << 7) & 0x7F807F80;
     scales_[1] = (e >> 1) & 0x7F807F80;
   }

@@ -64,7 +64,7 @@ class DecodingMainloop {
   }
 
  private:
-  // Of a record's part of K in the first stage.
+  // The rows of a record's part of K in the first stage.
   template <int kRows>
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;

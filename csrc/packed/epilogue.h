@@ -6,7 +6,7 @@
 
 namespace jgg::packed {
 
-// What a lane needs besides a warp's sums of two strips: as few_rows::Terms, and scales of columns.
+// A lane's terms besides a warp's sums of two strips: as few_rows::Terms, and scales of columns.
 template <int kBlocks>
 struct Terms : few_rows::Terms<kBlocks> {
   float scale[2][2];

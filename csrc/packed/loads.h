@@ -12,7 +12,7 @@ namespace jgg::packed {
 
 using sm90::kRowBytes;
 
-// Of all kernels: a stage has a few records of two strips, of 64 columns each, and as much of rows.
+// The stages of all kernels: a few records of two strips, of 64 columns each, and as much of rows.
 // Strips are of gate and of up, or follow each other.
 template <Format kFormat_, bool kHasUp_, int kTileM_, int kRecords_, int kStrips_>
 struct StageConfig {
@@ -73,9 +73,9 @@ __device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, u
       : "memory");
 }
 
-// What one lane of the warp that loads copies: the values, the scales or the zero points of one of
-// a tile's strips. Where they are is worked out once a tile: a thread that did it for all copies of
-// every stage took longer than memory does.
+// The copies of one lane of the warp that loads: the values, the scales or the zero points of one
+// of a tile's strips. Their places are worked out once a tile: a thread that did it for all copies
+// of every stage took longer than memory does.
 template <class Config>
 class Copier {
   static constexpr int kSlotBytes = Config::Of::kSlotBytes;
@@ -107,7 +107,7 @@ class Copier {
     stride_ = kind == 0 ? sizeof(shared.values[0]) : sizeof(shared.groups[0]);
   }
 
-  // Of `records` that follow each other, from the first of a group on.
+  // The bytes of `records` that follow each other, from the first of a group on.
   __device__ int bytes(int records) const {
     return ((2 * records + (1 << shift_) - 1) >> shift_) * unit_;
   }

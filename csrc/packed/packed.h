@@ -1,4 +1,4 @@
-// What the bindings see of products of 16-bit rows and packed matrices of 4 or 8 bits. No CUTLASS
+// Products of 16-bit rows and packed matrices of 4 or 8 bits, as the bindings see them. No CUTLASS
 // here.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the kernels get.
+// The parameters of the kernels.
 #pragma once
 
 #include "few_rows/product.h"

@@ -10,13 +10,13 @@ namespace jgg::packed {
 constexpr int kRowsAtOnce = 16;
 constexpr int kSumsPitch = kSide + 4;  // floats, so that a warp's writes are to all banks
 
-// Of a consumer, of both strips.
+// The sums of a consumer, of both strips.
 struct RowsOfSums {
   alignas(16) float of[2][kRowsAtOnce][kSumsPitch];
 };
 
-// What a consumer does with the sums of its two strips, whose first columns of the result are
-// `column` and, if both are of one matrix, kNextRun further on. The order of arithmetic is that of
+// Stores the sums of a consumer's two strips. Their first columns of the result are `column` and,
+// if both are of one matrix, kNextRun further on. The order of arithmetic is that of
 // few_rows/epilogue.h.
 template <class Config>
 class RowsEpilogue {
@@ -69,7 +69,7 @@ class RowsEpilogue {
   }
 
  private:
-  // What a thread's columns of a matrix need, for all rows.
+  // The terms of a thread's columns of a matrix, for all rows.
   struct Columns {
     __device__ Columns(Params const& params, WorkTile const& work, Matrices const& matrices,
                        mlp::Bias const& biases, int column)

@@ -167,7 +167,7 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   few_rows::Sums<kBlocks> sums = {}, next = {};
   Terms<kBlocks> terms;
   // While matrices stream, memory takes a microsecond and more to answer, so what the end of a tile
-  // needs is asked for before its last stage. Of more sums, registers are too few for that.
+  // needs is asked for before its last stage. Registers are too few for that with more sums.
   constexpr bool kEarly = kBlocks == 1;
   multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums,
                             [&] {

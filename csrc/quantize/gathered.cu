@@ -130,13 +130,13 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
   int const row_block = place.across;
   RowBlock const block =
       find_block(arguments.group_sizes, arguments.groups, arguments.rows, row_block);
-  int const rows = block.grouped ? block.rows : 0;
+  if (!block.grouped) return;  // nobody reads it
   int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   int token[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     int const row = down * kRows + i;
-    token[i] = row < rows ? __ldg(arguments.row_of + block.first + row) : -1;
+    token[i] = row < block.rows ? __ldg(arguments.row_of + block.first + row) : -1;
     if (token[i] >= arguments.tokens) token[i] = -1;
   }
   int column = place.down * tiles_per_cta * kScaleBlock;

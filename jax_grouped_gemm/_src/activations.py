@@ -131,7 +131,7 @@ _KNOWN = {jax.nn.silu: "silu", jax.nn.gelu: "gelu_tanh", jax.nn.relu: "relu"}
 
 
 def as_activation(activation: str | Callable | Activation) -> Activation:
-    """What `activation` names or is; functions of `jax.nn` are recognised.
+    """The `Activation` that `activation` names or is; functions of `jax.nn` are recognised.
 
     Raises:
       ValueError: no activation has this name.

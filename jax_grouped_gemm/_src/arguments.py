@@ -1,6 +1,6 @@
 """Arguments that the public functions have in common, checked and in one form.
 
-What group sizes and offsets hold is checked on request, when a program runs: ragged products take
+Values of group sizes and offsets are checked on request, when a program runs: ragged products take
 any integers. Negative sizes count as zero, the running sum is cut at the number of rows, rows that
 no group owns are zero. That is what makes them safe, and what hides a mistake in the sizes.
 """
@@ -75,7 +75,7 @@ def checked_boolean(name: str, value: Any) -> bool:
 
 
 def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
-    """Returns the dtype of arrays made with `dtype`: of 32 bits for 64 unless x64 mode is on."""
+    """Returns the dtype of arrays made with `dtype`: without x64 mode, 64 bits become 32."""
     try:
         if dtype is not None:  # of which NumPy makes float64
             return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -213,7 +213,7 @@ def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _no_offset() -> jax.Array:
-    # Made on the device: an eager call sends nothing there.
+    # Made on the device, so that an eager call sends nothing there.
     return jnp.zeros(1, jnp.int32)
 
 
@@ -315,8 +315,9 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
 
     Holds for `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`, `fp8_ragged_dot`, the
     scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and all that call them
-    inside the context, Flax layers included. In `moe.dropless_mlp` a choice of an expert that there
-    is not is a row without a group. Costs a few small kernels a product. Can decorate a function.
+    inside the context, Flax layers included. In `moe.dropless_mlp` a choice of an expert that does
+    not exist is a row without a group. Costs a few small kernels a product, and can decorate a
+    function.
 
     Args:
       unowned_rows: whether the sum may be less than the number of rows, as where rows are padding.

@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a chip sustains, by default an H200.
+    """The rates that a chip sustains, by default an H200.
 
     The tensor cores' rates and the memory's are those of large products and large copies in
     benchmarks/results, those of XLA's float32 products are in h200_rank_k.json.

@@ -57,7 +57,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """What all kernels ask for; XLA gives those that run one after another the same memory."""
+        """Bytes of scratch memory of all kernels; XLA shares it between those that run in turn."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def explain(
 
     Where arguments are split over several devices, the plans are those of what a device computes,
     and `transfers` says what travels: an operand that is gathered, a result that is a sum over
-    devices. What XLA moves for other operations, such as `jnp.dot`, is not listed. Over auto axes
+    devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto axes
     XLA decides how operands are split, so that a program is compiled in which the operations of
     this package compute nothing.
 
@@ -100,7 +100,7 @@ def explain(
     Args:
       fn: the function, such as a loss or `jax.grad` of it.
       *args: its arguments; `jax.ShapeDtypeStruct` does for an array, with `sharding=` if it is
-        split. What has no shape and dtype, such as a string or a number, is passed on as it is.
+        split. An argument without shape and dtype, such as a string, is passed on as it is.
       multiprocessors: how many the GPU has; by default as many as JAX's default device, if that can
         run the kernels, and else 132, as an H200 and an H100 SXM have.
       **kwargs: its keyword arguments, likewise.
@@ -111,8 +111,8 @@ def explain(
       predicted time with what bounds it, the tensor cores or memory. That is for the clock and the
       memory of an H200 and for groups of equal size, without what launching takes. The products of
       a ragged matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is
-      marked as overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and
-      for which device.
+      marked as overridden, see `use_tiles`. The first line of its text says that it is a plan,
+      and for which device.
 
     Raises:
       TypeError, ValueError: `multiprocessors` is no integer, or not positive.

@@ -22,7 +22,7 @@ def is_available() -> bool:
 
 
 def unavailable_reason() -> str | None:
-    """What is missing to run the kernels, None if nothing is. Initialises JAX's backends."""
+    """The reason why the kernels cannot run, None if they can. Initialises JAX's backends."""
     reason = missing_extension_reason()
     if reason:
         return reason

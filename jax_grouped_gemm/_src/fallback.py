@@ -83,7 +83,7 @@ def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What XLA computes instead of a kernel.
+    """The work of XLA instead of a kernel.
 
     Attributes:
       kind: "noncontracting", "contracting", "list" or "update".
@@ -109,7 +109,7 @@ class Work:
 
     @property
     def name(self) -> str:
-        """Of the coefficients: the kind and the tensor cores' type."""
+        """The name of the coefficients: the kind and the tensor cores' type."""
         bits = "64" if self.dtype.itemsize > 4 else "32" if self.terms else "16"
         return f"{self.kind}_{bits}"
 

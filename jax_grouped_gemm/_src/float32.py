@@ -63,7 +63,7 @@ def products_in_kernel(terms: int) -> int:
 
 
 def described(terms: int, *, in_kernel: bool = False) -> str:
-    """What `explain` says of a product."""
+    """The words of `explain` for a product."""
     accuracy = "float32" if terms == FULL_TERMS else "TF32"
     if in_kernel:
         products = f"{products_in_kernel(terms)} products of bfloat16 parts"
@@ -88,7 +88,7 @@ def list_workspace_bytes(stacks: Iterable[tuple[int, int]], terms: int) -> int:
 
 
 def bytes_of_split(operand_bytes: float, terms: int) -> tuple[float, float]:
-    """What a kernel reads of operands of so many bytes, and what passes over them move before.
+    """The bytes that a kernel reads of operands, and those that passes over them move before.
 
     They are read twice, for the largest magnitudes and to be split. Without terms nothing is.
     """
@@ -104,5 +104,5 @@ def num_parts(terms: int) -> int:
 
 
 def section_bytes(count: int, dtype: Any) -> int:
-    """What an array takes in a workspace."""
+    """Bytes of an array in a workspace."""
     return round_up(count * np.dtype(dtype).itemsize, ALIGNMENT_BYTES)

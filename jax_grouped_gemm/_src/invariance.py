@@ -30,7 +30,7 @@ _context = jax.make_user_context(False)
 _INVARIANT = {None: Invariant.WHERE_KERNELS_RUN, "cuda": Invariant.REQUIRED}
 
 RULE = "batch invariant: only kernels that sum along k in one order; no sum is cut, none is XLA's"
-"""What `explain` says of plans of products."""
+"""The words of `explain` in plans of products."""
 
 
 @contextlib.contextmanager

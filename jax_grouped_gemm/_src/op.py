@@ -1,4 +1,4 @@
-"""What an operation is: one object from which all of JAX's rules for its primitive follow.
+"""An operation: one object from which all of JAX's rules for its primitive follow.
 
 The module that defines an operation constructs one `Op`. That makes the primitive and registers how
 it is planned and lowered: one call of a CUDA kernel where that is possible, the pure JAX reference
@@ -190,7 +190,7 @@ class Op:
     def localize(
         self, operands: Sequence[Any], params: dict[str, Any], split: partition.Split
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """What a device computes its slice of the results with."""
+        """The operands and parameters of a device's slice of the results."""
         return self.localizer(operands, params, split) if self.localizer else (operands, params)
 
     def _typed_avals(self, *operands, **params):

@@ -38,7 +38,7 @@ def over_tokens(
       tokens: arrays [..., any] with the same leading dimensions, a pytree. The first decides.
       whole: arrays that every device needs in full, a pytree.
       token_axes: the auto mesh axes along which the first dimension is split: all of them whose
-        product divides it if None. What is split over explicit axes is in types.
+        product divides it if None. Splits over explicit axes are in types.
 
     Raises:
       TypeError, ValueError: `token_axes` names no auto axis of the mesh, or does not divide.
@@ -67,7 +67,7 @@ def over_tokens(
     axes_of_tokens = {name for entry in leading for name in names_of(entry)}
 
     def gathered_there(operand):
-        # What is split along other axes is gathered before, so that it is the same along them.
+        # Tokens that are split along other axes are gathered first.
         spec = jax.typeof(operand).sharding.spec
         kept = P(*(entry if axes_of_tokens.issuperset(names_of(entry)) else None for entry in spec))
         return kept, placed(operand, mesh, kept)

@@ -1,6 +1,6 @@
 """How an operation keeps split over devices what is split.
 
-An operation declares its dimensions once, as a letter each, see `Dims`. What follows:
+An operation declares its dimensions once, as a letter each, see `Dims`. From these follow:
 
 - the types of results over explicit mesh axes, see `typed`;
 - the program of one device: the same primitive on slices of the operands, and sums over devices of
@@ -50,8 +50,8 @@ class Dims:
       whole: letters of dimensions that every device needs in full.
       apart: letters that results without them do not depend on, as those of another problem of a
         list.
-      blocks: of letters that count blocks of `BLOCK` elements, the letter of the elements. Those
-        are split where every device has whole blocks, and the blocks with them.
+      blocks: from letters that count blocks of `BLOCK` elements to the letters of the elements.
+        Elements are split where every device has whole blocks, and the blocks with them.
     """
 
     operands: tuple[Letters, ...]
@@ -101,7 +101,7 @@ class Dims:
         return tuple(x for x in every if self.elements(x) not in unsummed)
 
     def elements(self, letter: str) -> str:
-        """Of a letter that counts blocks, that of their elements; others are what they are."""
+        """The letter of the elements for a letter that counts blocks, else the letter itself."""
         return self.blocks.get(letter, letter)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
@@ -113,10 +113,10 @@ class Dims:
         return list(map(spec, self.operands)), list(map(spec, self.results))
 
     def sharding_rule(self, sizes: Mapping[str, int], devices: int) -> Any:
-        """The same for XLA's propagation of shardings.
+        """The dimensions for XLA's propagation of shardings.
 
         Elements that are whole blocks for any number of these devices have two factors, the blocks
-        and what is in one. Of fewer blocks XLA would give a device a part of one.
+        and what is in one. With fewer blocks XLA would give a device a part of one.
         """
         # Not loaded with the package, which few programs need it for.
         from jax.experimental.custom_partitioning import (
@@ -238,7 +238,7 @@ class Split:
 
     @classmethod
     def of_rows(cls, axes: Axes, rows: int) -> Split:
-        """Of the rows alone, along manual mesh axes."""
+        """The split of the rows alone, along manual mesh axes."""
         return cls({ROWS: axes}, {ROWS: lax.axis_size(axes)}, {ROWS: rows})
 
     def splits(self, letter: str) -> bool:
@@ -269,7 +269,7 @@ def gathers(
     specs: Sequence[Sequence[Any]],
     mesh_shape: Mapping[str, int],
 ) -> Iterator[Transfer]:
-    """What has to travel so that abstract `operands`, split by `specs`, are split by `split`."""
+    """The transfers that bring abstract `operands`, split by `specs`, to the split `split`."""
     wanted, _ = dims.specs(split.axes)
     shapes = local_shapes(dims.operands, split)
     whole = dims.whole.union(*dims.blocks.items())
@@ -333,7 +333,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     split = Split.of(
         dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
     )
-    # What is split along the axis of the rows is gathered, as weights are that lie there (FSDP).
+    # Operands that are split along the axis of the rows are gathered, such as weights of FSDP.
     of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):

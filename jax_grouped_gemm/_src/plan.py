@@ -41,7 +41,7 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
-      stream_k: whether the last wave of tiles is cut along K, see `_src.ragged.problem`.
+      stream_k: whether the last wave of tiles is cut along K, so that all thread blocks share it.
     """
 
     tile_m: int
@@ -63,7 +63,7 @@ class TileConfig:
 
 
 DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
-"""What every ragged product can be computed in."""
+"""The tile that runs every ragged product."""
 
 
 Formats = tuple[str, ...]
@@ -75,7 +75,7 @@ FLOATS: Formats = (*FLOATS_16, "float32")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What can compute an operation: a row of its table.
+    """A way to compute an operation: a row of its table.
 
     Attributes:
       name: what `explain` calls it.
@@ -193,7 +193,7 @@ def operand_reason(kernel: Kernel, dtypes: str, operands: str = "operands") -> s
 
 
 def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
-    """What to take of the kernels that can run `problem`."""
+    """The kernel to take of those that can run `problem`."""
     default, *others = kernels
     return next((kernel for kernel in others if kernel.pays(problem, target)), default)
 
@@ -259,8 +259,7 @@ class Plan(Generic[P]):
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
-        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands. See
-        `_src.float32`.
+        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands.
       utilization: share of the tensor cores' work that is useful, from the tiles' edges and from
         how tiles are dealt out, for groups of equal size. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
@@ -315,7 +314,7 @@ class Plan(Generic[P]):
         return self.kernel_problem is not None and bool(self.reason)
 
     def describe_launch(self) -> str:
-        """What `explain` says of a kernel's configuration."""
+        """The words of `explain` for a kernel's configuration."""
         overridden = " (overridden)" if self.chosen_by == "override" else ""
         return (
             f"tile {self.tile}{overridden}, grid {self.grid}, "

@@ -8,7 +8,7 @@ from typing import Any
 from jax_grouped_gemm._src.arrays import is_static
 
 LARGEST_SIZE = 2**29
-"""Of every dimension of an operand, of the rows of all batches together, and of their matrices:
+"""The most of any dimension of an operand, of the rows of all batches, and of their matrices:
 `kMostSize` of csrc/largest_sizes.h, which says why."""
 
 MOST_ROW_BATCHES = 65535

@@ -24,12 +24,12 @@ whether rows that no local group owns are zero (True, the default) or whatever w
 that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
 all."""
 PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""Those of one ragged product: which one it is, and the tile that it must take."""
+"""The options of one ragged product: which one it is, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TileChoices:
-    """What `use_tiles` was given, None for what it was not."""
+    """The tiles that `use_tiles` was given, None for the others."""
 
     forward: TileConfig | None = None
     dgrad: TileConfig | None = None

@@ -1,4 +1,4 @@
-"""What travels between devices, and how that is known without running anything.
+"""Transfers between devices, and how they are known without running anything.
 
 Over explicit axes types say how operands are split. Over auto axes XLA decides that when it
 compiles. A program is compiled under `recording` for it, in which no operation computes anything.
@@ -21,11 +21,11 @@ from jax_grouped_gemm._src.meshes import names_of
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """What one operation moves between devices; `str()` for reading.
+    """A transfer of one operation between devices; `str()` for reading.
 
     Attributes:
-      kind: "gathers", of what each device has a part; "sums", of terms that each device has, whose
-        sum, or a part of it, each gets; "sends", of other parts than a device has.
+      kind: "gathers", where each device has a part and gets the whole; "sums", where each device
+        has a term and gets the sum or a part of it; "sends", where devices exchange parts.
       op: the operation, "jax.shard_map" for what is said in one, or the function of a layer.
       what: the array.
       bytes: of the array that a device has after a "gathers", before it else.
@@ -66,7 +66,7 @@ class Call:
 
 
 class Recorder:
-    """What XLA tells about a program over auto axes.
+    """The records of a program over auto axes, as XLA compiles it.
 
     Attributes:
       calls: of operations, by `key_of`, in the order in which XLA compiles them.
@@ -108,7 +108,7 @@ def recording() -> Iterator[Recorder]:
 
 
 def key_of(op: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> Hashable:
-    """What a call is known by in the program that is traced and in that which is compiled."""
+    """The key of a call, in the program that is traced and in the one that is compiled."""
     shapes = tuple((x.shape, x.dtype) for x in avals)
     return op.name, shapes, tuple(sorted(params.items(), key=lambda item: item[0]))
 
@@ -126,7 +126,7 @@ _COLLECTIVES: dict[str, Literal["gathers", "sums", "sends"]] = {
 
 
 def of_equation(eqn: Any, op: str, axis_sizes: Mapping[str, int]) -> Iterator[Transfer]:
-    """What an equation of a jaxpr moves over manual or explicit axes; scalars cost nothing."""
+    """The transfers of a jaxpr's equation over manual or explicit axes; scalars cost nothing."""
     name = eqn.primitive.name
     if name == "reshard":
         yield from _of_reshard(eqn)

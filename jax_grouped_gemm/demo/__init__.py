@@ -1,1 +1,1 @@
-"""What ``python -m jax_grouped_gemm`` runs: a byte-level MoE language model and its training."""
+"""The program ``python -m jax_grouped_gemm``: trains a byte-level MoE language model."""

@@ -33,7 +33,7 @@ class Preset:
     evaluation_batches: int
 
     def with_dtype(self, dtype: Any) -> Preset:
-        """The same with a model that computes in `dtype`."""
+        """The preset with a model that computes in `dtype`."""
         return replace(self, model=replace(self.model, dtype=dtype))
 
     @property

@@ -1,4 +1,4 @@
-"""What the demo prints and saves."""
+"""The text and the files of the demo."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def result(run: TrainingRun) -> str:
 
 
 def expert_parallelism(preset: Preset, devices: int) -> str:
-    """What the devices send each other, as predicted for H200 GPUs."""
+    """The bytes that devices send each other, as predicted for H200 GPUs."""
     model = preset.model
     explanation = explain_expert_parallel(
         preset.tokens_per_step // devices,
@@ -94,7 +94,7 @@ def expert_parallelism(preset: Preset, devices: int) -> str:
 
 
 def comparison(outcomes: Sequence[TrainingRun | OutOfMemory]) -> str:
-    """The same training several times, one a row, with speeds beside that of stock JAX.
+    """Several runs of one training, one a row, with speeds beside that of stock JAX.
 
     An implementation that ran out of memory has a row that says so.
     """
@@ -163,7 +163,7 @@ def _what_ran(run: TrainingRun) -> str:
 
 
 def _caveat(run: TrainingRun) -> str:
-    """What a speed without kernels does not say."""
+    """The limits of a speed without kernels."""
     return "" if run.kernel_calls else " (without kernels: it says nothing of theirs)"
 
 

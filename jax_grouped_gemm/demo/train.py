@@ -49,7 +49,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What one training run measured."""
+    """The measurements of one training run."""
 
     implementation: str
     kernel_calls: int  # calls of this project's CUDA kernels in one compiled training step
@@ -96,8 +96,7 @@ def train(
     Several devices divide experts and tokens; everything else is on each of them.
 
     Weights of a recipe in FP8 are quantised by the optimiser, as it updates them, or in the layers,
-    in each step. Layers do so too where the optimiser cannot: scales are of more than a block, or
-    devices divide the experts.
+    in each step. Layers do so too where devices divide the experts.
 
     Ctrl-C while it trains ends it after the present step, with what it has measured so far.
 
@@ -118,7 +117,7 @@ def train(
 
 
 def _shortage(message: str, devices: int) -> str:
-    """What was asked for and what there was, as far as XLA's message and the devices say."""
+    """The memory that was asked for and that there was, from XLA's message and the devices."""
     asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
     text = "out of memory"
     if asked:
@@ -149,7 +148,7 @@ def _train(
         mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))
     model = LanguageModel(preset.model, implementation, recipe, mesh, rngs=nnx.Rngs(seed))
     optimizer: Any
-    if devices == 1 and quantizes == "optimizer" and recipe and recipe.scaling == "blockwise":
+    if devices == 1 and quantizes == "optimizer" and recipe:
         optimizer = Optimizer(model, quantizing_adamw(preset, steps, recipe, implementation))
     else:
         optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
@@ -211,7 +210,7 @@ def _train(
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Of all parameters and of what an optimizer keeps of them: experts are divided."""
+    """The shardings of all parameters and of an optimizer's state: experts are divided."""
 
     def of(spec: P) -> NamedSharding:
         axes = (EXPERT_AXIS if axis == "exp" else None for axis in spec or ())
@@ -279,7 +278,7 @@ def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
 def quantizing_adamw(
     preset: Preset, steps: int, recipe: Recipe, implementation: Implementation
 ) -> optim.Optimizer:
-    """The same, which writes FP8 weights."""
+    """AdamW that writes FP8 weights."""
     return optim.adamw(
         learning_rate(preset, steps),
         **ADAMW,

@@ -47,10 +47,11 @@ def quantize_params(
 
     The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
     `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
-    They are quantised as they are, and not rounded to the `dtype` of a layer before.
+    Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
-    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
-    do not look at theirs, which `params` without them leave out.
+    Four kinds of layers read no quantised weights: those without a recipe, with a recipe whose
+    `forward` or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are
+    no multiple of 128 features. Leave them out of `params`.
 
     With a format in place of a recipe, for layers without one, weights are frozen, each a
     `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may
@@ -125,7 +126,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def compute_params(self) -> Any:
-        """What to differentiate a loss by, see `optim.Optimizer.compute_params`."""
+        """The parameters to differentiate a loss by, see `optim.Optimizer.compute_params`."""
         return self.tx.compute_params(self.params)
 
     def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
@@ -136,7 +137,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def _collection(quantized: Any) -> dict[str, Any]:
-    """The collection "quantized" of what an optimiser has."""
+    """The collection "quantized" from an optimiser's quantised weights."""
     if isinstance(quantized, QuantizedMlp):
         return {"experts": as_dict(quantized)}
     if not isinstance(quantized, dict):

@@ -81,15 +81,13 @@ def compile_layer(target, *, step, tokens=T, **options):
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
     """One collective for all choices, and two for each chunk of tokens, or as many as there are
     other devices."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
-    if combine == "psum_scatter":
-        expected = {"all-gather": 1 + chunks, "reduce-scatter": chunks}
     kernels = dict.fromkeys(FORWARD, chunks)
     if combine == "ppermute":
         devices = target.mesh.size
@@ -103,23 +101,13 @@ def test_gathered_forward(chunks, combine, target):
     assert not any(i.opcode == "copy" for i in program.entry)
 
 
-def test_chunks_travel_beside_products(target):
-    options = dict(strategy="all_gather", chunks=2, combine="psum_scatter", overlap=True)
-    program = compile_layer(target, step=False, **options)
-    products = {"gated_ragged_dot", "ragged_noncontracting"}
-    for kind in ("all-gather", "reduce-scatter"):
-        assert any(products & beside for beside in kernels_beside(program, kind)), kind
-
-
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_step(combine, target):
     """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
     weights are scattered, and none of them beside a product, whose blocks it would displace."""
     options = dict(strategy="all_gather", chunks=1, combine=combine, overlap=False)
     program = compile_layer(target, step=True, **options)
     expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
-    if combine == "psum_scatter":
-        expected = {"all-gather": 3, "reduce-scatter": 3}
     if combine == "ppermute":
         expected = {"collective-permute": 6 * (target.mesh.size - 1)}
     assert collectives(program) == expected
@@ -155,27 +143,6 @@ def test_products_beside_travelling_gradients_are_limited(target):
     *_, last = kernels_beside(program, "collective-permute")
     assert {call.kernel for call in limited} == {"paired_weight_gradients"} <= last
     assert "max_sms" not in compile_layer(target, step=True, **options).hlo
-
-
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
-@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
-def test_tokens_travel_in_8_bits(recipe, combine, target):
-    """And their scales, but no more; products in FP8 take them without quantising them again."""
-    options = dict(strategy="all_gather", combine=combine, recipe=recipe)
-    dispatched, plain = (
-        compile_layer(target, step=False, dispatch_recipe=given, **options)
-        for given in (jgg.Recipe(), None)
-    )
-    sent = {dispatched: [], plain: []}
-    for program, types in sent.items():
-        for instruction in program.entry:
-            if re.sub(r"-start$", "", instruction.opcode) in COLLECTIVES:
-                types += re.findall(rf"(\w+)\[(?:\d+,)*{D}\]", instruction.type)[:1]
-    legs = len(sent[plain]) // 2
-    assert sent[plain] == ["bf16"] * 2 * legs
-    assert sorted(sent[dispatched]) == ["bf16"] * legs + ["u8"] * legs
-    quantized = (program.kernels["quantize_rows"] for program in (dispatched, plain))
-    assert list(quantized) == ([1, 0] if recipe is None else [1, 1])
 
 
 def test_copy_engines_are_asked_for(target):
@@ -222,3 +189,42 @@ def test_sends_as_many_updates_as_it_takes(target):
 def test_statistics_that_nobody_looks_at_cost_nothing(target):
     program = compile_layer(target, step=False, strategy="all_gather")
     assert "all-reduce" not in collectives(program)
+
+
+@pytest.fixture(scope="module")
+def fp8_step(extension) -> aot.Program:
+    """A step of a layer whose weights came quantised, on the two devices of an FSDP axis."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    target = aot.Target(aot.H200, devices=2)
+    target.mesh = jax.sharding.Mesh(target.mesh.devices.reshape(2, 1), ("fsdp", "expert"))
+    layer = moe.expert_parallel(
+        target.mesh, expert_axis="expert", fsdp_axis="fsdp", token_axes="fsdp", recipe=jgg.Recipe()
+    )
+
+    def step(x, experts, weights, matrices, quantized):
+        def of(x, weights, *matrices):
+            routing = moe.Routing(jnp.zeros((len(x), E), F32), experts, weights)
+            return layer(x, routing, *matrices, quantized=quantized)[0]
+
+        y, vjp = jax.vjp(of, x, weights, *matrices)
+        return y, vjp(jnp.sin(y))
+
+    wi, wo = (jax.ShapeDtypeStruct(shape, BF16) for shape in ((E, D, F), (E, F, D)))
+    quantized = jax.eval_shape(jgg.quantize_mlp, wi, wi, wo)
+    x = jax.ShapeDtypeStruct((T, D), BF16)
+    choices = [jax.ShapeDtypeStruct((T, K), dtype) for dtype in (jnp.int32, F32)]
+    return target.compile(step, x, *choices, (wi, wi, wo), quantized)
+
+
+def test_quantised_weights_are_gathered_in_8_bits(fp8_step):
+    gathered = [i.text for i in fp8_step.entry if i.opcode.startswith("all-gather-start")]
+    assert any("f8e4m3fn" in text for text in gathered)
+    assert not any("bf16" in text for text in gathered)
+    assert "quantize_weights" not in fp8_step.kernels
+
+
+def test_rows_are_not_copied_in_fp8(fp8_step):
+    """Tokens, and gradients of what is summed up to tokens, are quantised before they are rows."""
+    copies = [call.text for call in fp8_step.calls if call.kernel == "dispatch_rows"]
+    assert copies and not any("bf16" in text for text in copies)  # but scales are
+    assert fp8_step.kernels["combine_rows"] == 2

@@ -129,16 +129,17 @@ class TestScaledProducts:
         assert products.keys() <= {"scaled_ragged_noncontracting", "scaled_ragged_contracting"}
         assert all(n % 2 == 0 for n in products.values()) and sum(products.values()) >= 10
 
-    @pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
+    @pytest.mark.parametrize("rows, matrices", [("fp8_row", "fp8_row"), ("fp8_tensor",) * 2])
     @pytest.mark.parametrize("fast", [False, True])
-    def test_calls_say_how_sums_are_kept(self, scaling, fast, h200):
-        recipe = jgg.Recipe(scaling=scaling, fast_accumulation=fast)
-        operands = array((M, K), BF16), array((G, K, N), BF16), SIZES
+    def test_calls_say_how_sums_are_kept(self, rows, matrices, fast, h200):
+        operands = array((M, K), BF16), array((G, N, K), BF16), SIZES
+        precision = f"ANY_F8_ANY_F8_F32{'_FAST_ACCUM' * fast}"
 
-        def loss(x, w, sizes):
-            return jgg.fp8_ragged_dot(x, w, sizes, recipe=recipe).astype(F32).sum()
+        def product(x, w, sizes):
+            x, w = jgg.quantize(x, rows), jgg.quantize(w, matrices, layout="rows")
+            return jgg.ragged_dot(x, w, sizes, precision=precision, transpose_rhs=True)
 
-        calls = h200.compile(jax.grad(loss, (0, 1)), *operands).calls
+        calls = h200.compile(product, *operands).calls
         texts = [call.text for call in calls if "scaled_ragged_noncontracting" in call.text]
         assert texts and all(f"fast_accumulation = {str(fast).lower()}" in x for x in texts)
 

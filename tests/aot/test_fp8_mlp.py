@@ -159,10 +159,8 @@ class TestGradients:
         assert kernels(program, *names) == dict.fromkeys(names, 0 if given else 1)
 
 
-@pytest.mark.parametrize("name", ["blockwise", "rowwise", "tensorwise"])
-def test_every_recipe_compiles_to_kernels(name, h200):
-    recipe = getattr(jgg.Recipe, name)()
-    program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
+def test_a_recipe_compiles_to_kernels(h200):
+    program = compiled(h200, gradients, quantized_avals(), recipe=jgg.Recipe())
     assert program.kernels["scaled_ragged_noncontracting"] == 4
     assert program.kernels["scaled_ragged_contracting"] == 3
 
@@ -191,7 +189,6 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
         (256 * FP8_TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e5m2"]),
         (256 * FP8_TILES_IN_PLACE + 8, 512, jgg.Recipe(), []),
         (256, 384, jgg.Recipe(), []),
-        (256, 512, jgg.Recipe.rowwise(), []),
     ],
 )
 def test_products_in_16_bits_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
@@ -216,21 +213,6 @@ def test_quantising_weights_is_free_of_other_passes(h200):
     program = h200.compile(jgg.quantize_mlp, *MATRICES)
     assert program.kernels == {"quantize_joined": 1, "quantize_blocks": 1}
     assert program.opcodes <= FREE
-
-
-@pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
-def test_whole_rows_columns_and_matrices_are_quantised_by_kernels(scaling, h200):
-    """Both ways round, with nothing of the size of a matrix beside them."""
-    quantize = partial(jgg.quantize_mlp, recipe=jgg.Recipe(scaling=scaling))
-    program = h200.compile(quantize, *MATRICES)
-    assert program.kernels == {"matrix_maxima": 3, "quantize_channels": 2}
-    assert not re.search(
-        r"= (bf16|f8e4m3fn)\S* (?!custom-call|parameter|bitcast|get-tuple)", program.hlo
-    )
-    recipe = jgg.Recipe(scaling=scaling, wgrad="bf16")
-    program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
-    wanted = dict(matrix_maxima=2, hidden_maxima=1, gradient_maxima=1, quantize_channels=4)
-    assert kernels(program, *wanted) == wanted
 
 
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)

@@ -206,7 +206,6 @@ BOOLEANS = {
     "weights power_of_two_scales": lambda x: jgg.quantize_weights(B, power_of_two_scales=x),
     "ragged power_of_two_scales": lambda x: jgg.quantize_ragged(A, TWO, power_of_two_scales=x),
     "Recipe power_of_two_scales": lambda x: jgg.Recipe(power_of_two_scales=x),
-    "Recipe fast_accumulation": lambda x: jgg.Recipe(scaling="rowwise", fast_accumulation=x),
     "grouped_gemm sort_problems": lambda x: jgg.grouped_gemm([A], [A], sort_problems=x),
     "grouped_gemm transpose_lhs": lambda x: jgg.grouped_gemm([A], [A], transpose_lhs=x),
     "grouped_gemm transpose_rhs[0]": lambda x: jgg.grouped_gemm([A], [A], transpose_rhs=[x]),

@@ -79,7 +79,6 @@ OPTIONS = [
     dict(),
     dict(combine="ppermute", overlap=True),
     dict(combine="all_to_all"),
-    dict(combine="psum_scatter"),
     dict(save="rows"),
     dict(save="nothing"),
     dict(chunks=3),
@@ -153,7 +152,7 @@ class TestMeshes:
             check(mesh_of(a=2, b=4), operands(rng), rng, combine=combine, **options)
 
     @pytest.mark.parametrize("tokens", [SPLIT, P(("expert", "tensor"))], ids=str)
-    @pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+    @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
     def test_tensor_axis(self, tokens, combine, rng):
         """Tokens may be the same along the tensor axis or not."""
         wi, wo = P("expert", None, "tensor"), P("expert", "tensor")
@@ -231,15 +230,14 @@ class TestOptions:
         ep.assert_equal(got, expected)
 
     @STRATEGIES
-    @pytest.mark.parametrize("scaling", ["blockwise", "tensorwise"])
-    def test_fp8(self, scaling, strategy, rng):
+    def test_fp8(self, strategy, rng):
         """As on one device, but for scales of what other experts have."""
         given = [
             x if x.dtype == jnp.int32 else x.astype(jnp.bfloat16)
             for x in operands(rng, embed=128, hidden=128)
         ]
         cotangent = jnp.asarray(rng.standard_normal((T, 128)), jnp.bfloat16)
-        options = dict(recipe=jgg.Recipe(scaling=scaling), activation="silu")
+        options = dict(recipe=jgg.Recipe(), activation="silu")
         expected = ep.with_gradients(ep.one_device(**options))(cotangent, *given)
         options |= dict(strategy=strategy)
         got = ep.with_gradients(parallel(mesh_of(expert=2), **options))(cotangent, *given)
@@ -383,7 +381,7 @@ class TestMistakes:
             ("chunks", 5),
             ("buffer_factor", 0),
             ("buffer_factor", "all"),
-            ("combine", "psum"),
+            ("combine", "psum_scatter"),
             ("save", "y"),
             ("max_sms", 0),
         ],
@@ -391,3 +389,7 @@ class TestMistakes:
     def test_options(self, option, value, rng):
         with pytest.raises(ValueError, match=f"{option}.*got {value!r}"):
             self.run(rng, **{option: value})
+
+    def test_chunks_beside_each_other(self, rng):
+        with pytest.raises(ValueError, match="overlap must be False or 'auto' with chunks=2"):
+            self.run(rng, chunks=2, overlap=True)

@@ -56,12 +56,17 @@ SHARED = {
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize(
     "options",
-    [dict(), dict(save="nothing"), dict(combine="ppermute"), dict(save="rows", overlap=True)],
+    [
+        dict(chunks=3),
+        dict(chunks=3, save="nothing"),
+        dict(chunks=3, combine="ppermute"),
+        dict(save="rows", overlap=True),
+    ],
     ids=str,
 )
-def test_chunks_of_tokens_that_are_the_same_along_an_axis(name, options, rng):
+def test_tokens_that_are_the_same_along_an_axis(name, options, rng):
     axes, of_mesh = SHARED[name]
-    check(rng, mesh_of(**axes), expert_axis="expert", chunks=3, **of_mesh, **options)
+    check(rng, mesh_of(**axes), expert_axis="expert", **of_mesh, **options)
 
 
 def test_chunks_of_exchanged_rows_beside_a_tensor_axis(rng):
@@ -96,7 +101,7 @@ def test_explicit_and_auto_axes(explicit, options, rng):
         dict(strategy="ragged_all_to_all", chunks=3, buffer_factor=8.0),
         dict(strategy="all_gather", save="nothing"),
         dict(strategy="all_gather", save="rows", combine="ppermute"),
-        dict(strategy="all_gather", overlap=True, chunks=3),
+        dict(strategy="all_gather", overlap=True),
     ],
     ids=str,
 )

@@ -20,9 +20,6 @@ RECIPES = {
     "blockwise": jgg.Recipe.blockwise(),
     "blockwise, bf16 wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
     "powers of two": jgg.Recipe(power_of_two_scales=True, gradient_dtype=jnp.float8_e5m2),
-    "rowwise": jgg.Recipe.rowwise(),
-    "rowwise, bf16 wgrad": jgg.Recipe.rowwise(wgrad="bf16"),
-    "tensorwise": jgg.Recipe.tensorwise(wgrad="bf16", gradient_dtype=jnp.float8_e5m2),
 }
 EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 OTHERS = [jgg.Recipe(forward="bf16"), jgg.Recipe(dgrad="bf16")]
@@ -128,7 +125,7 @@ class TestQuantisedOperands:
     def test_dimensions(self, embed, hidden, rng):
         one = case(rng, embed=embed, hidden=hidden)
         dy = cotangent(one, rng)
-        for recipe in (RECIPES["blockwise"], RECIPES["rowwise, bf16 wgrad"]):
+        for recipe in (RECIPES["blockwise"], RECIPES["blockwise, bf16 wgrad"]):
             got = one.value_and_gradients(dy, recipe=recipe)
             for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
                 assert found.shape == want.shape
@@ -212,7 +209,7 @@ class TestQuantizedWeights:
 
     def test_stacked_layers(self, rng):
         stack = [case(rng) for _ in range(3)]
-        recipe = RECIPES["rowwise"]
+        recipe = RECIPES["powers of two"]
         together = jgg.quantize_mlp(
             *(np.stack([getattr(c, name) for c in stack]) for name in ("wi_0", "wi_1", "wo")),
             recipe,
@@ -233,8 +230,7 @@ class TestSemantics:
         one.x[120:], one.weights[120:], dy[120:] = np.nan, np.inf, np.nan
         got = one.value_and_gradients(dy, recipe=recipe)
         for x, want in zip(got, clean, strict=True):
-            if recipe.scaling != "tensorwise":
-                np.testing.assert_array_equal(x, want)
+            np.testing.assert_array_equal(x, want)
             assert np.isfinite(x).all()
         assert not np.asarray(got[0])[120:].any() and not np.asarray(got[1])[120:].any()
         assert not np.asarray(got[2])[1].any() and not np.asarray(got[5])[120:].any()
@@ -343,7 +339,7 @@ class TestSemantics:
         """`dropless_mlp` quantises what is combined before it is copied to rows."""
         one = case(rng, top_k=2)
         logits = jnp.asarray(rng.standard_normal((80, 4)), F32)
-        recipe = RECIPES["rowwise, bf16 wgrad"]
+        recipe = RECIPES["blockwise, bf16 wgrad"]
         dy = jnp.asarray(rng.standard_normal((80, 160)), F32)
         routing = moe.route(logits, 2)
         order, inverse, sizes = moe.sort_by_expert(routing)
@@ -393,8 +389,8 @@ class TestErrors:
         one = case(rng)
         run = partial(one.run, jgg.ragged_mlp, *one.factors)
         quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
-        with pytest.raises(TypeError, match=r"quantized must be quantize_mlp.*wi\.scales"):
-            run(recipe=jgg.Recipe.rowwise(), quantized=quantized)
+        with pytest.raises(TypeError, match=r"quantized must be quantize_mlp.*wi\.values"):
+            run(recipe=jgg.Recipe(forward_dtype=jnp.float8_e5m2), quantized=quantized)
         with pytest.raises(ValueError, match="forward='fp8' and dgrad='fp8'"):
             run(recipe=OTHERS[0], quantized=quantized)
         with pytest.raises(TypeError, match="must be a QuantizedMlp.*got QuantizedWeights"):

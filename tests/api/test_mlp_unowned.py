@@ -15,8 +15,6 @@ RECIPES = {
     "no recipe": None,
     "fp8": jgg.Recipe(),
     "fp8 gradients": jgg.Recipe(forward="bf16"),
-    "rowwise": jgg.Recipe.rowwise(),
-    "tensorwise": jgg.Recipe.tensorwise(),
 }
 EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -83,67 +81,3 @@ class TestWeights:
 
         for implementation in implementations:
             check_equal(run(np.nan, implementation), run(0, implementation))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-class TestTensorwiseScales:
-    # Columns of tokens are scaled for weight gradients in FP8, whatever the recipe.
-    LAYER = jgg.Recipe.tensorwise(wgrad="bf16")
-
-    def check(self, function, x, dy, unowned, value):
-        def run(x, dy):
-            y, vjp = jax.vjp(function, x)
-            return y, vjp(dy)
-
-        x, dy = (jnp.where(unowned[:, None], 0, z) for z in (x, dy))
-        expected = run(x, dy)
-        spoilt_x, spoilt_dy = (jnp.where(unowned[:, None], value, z) for z in (x, dy))
-        check_equal(run(spoilt_x, dy), expected)
-        check_equal(run(x, spoilt_dy), expected)
-
-    @pytest.mark.parametrize("offset", [None, 1])
-    def test_product(self, value, offset, rng):
-        (x, w, *_), _ = operands(rng)
-        owned = OWNED if offset is None else OWNED & (np.arange(T) >= SIZES[0])
-        recipe = jgg.Recipe.tensorwise()
-
-        def product(x):
-            matrices = w if offset is None else w[1:]
-            return jgg.fp8_ragged_dot(x, matrices, SIZES, recipe=recipe, group_offset=offset)
-
-        self.check(product, x, random(rng, T, F), ~owned, value)
-
-    @pytest.mark.parametrize("with_rows", [True, False])
-    def test_ragged_mlp(self, value, with_rows, rng):
-        (x, *matrices), _ = operands(rng)
-        order = rng.permutation(T) if with_rows else np.arange(T)
-        rows = dict(rows=order) if with_rows else {}
-
-        def layer(x):
-            return jgg.ragged_mlp(x, *matrices, SIZES, recipe=self.LAYER, **rows)
-
-        unowned = np.zeros(T, bool)
-        unowned[order[~OWNED]] = True
-
-        def run(x, dy):
-            y, vjp = jax.vjp(layer, x)
-            return y, vjp(dy)
-
-        dy = random(rng, T, D)
-        expected = run(jnp.where(unowned[:, None], 0, x), jnp.where(OWNED[:, None], dy, 0))
-        check_equal(
-            run(jnp.where(unowned[:, None], value, x), jnp.where(OWNED[:, None], dy, value)),
-            expected,
-        )
-
-    @pytest.mark.parametrize("on_input", [True, False])
-    def test_dropless_mlp(self, value, on_input, rng):
-        (x, *matrices), _ = operands(rng)
-        routing, absent = absent_experts(rng)
-
-        def layer(x):
-            return moe.dropless_mlp(
-                x, routing, *matrices, recipe=self.LAYER, apply_router_weight_on_input=on_input
-            )
-
-        self.check(layer, x, random(rng, T, D), absent, value)

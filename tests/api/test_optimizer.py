@@ -182,8 +182,6 @@ class TestQuantized:
 
 class TestErrors:
     def test_recipe(self):
-        with pytest.raises(ValueError, match="scaling='blockwise'"):
-            optim.adamw(1e-3, recipe=jgg.Recipe(scaling="rowwise"))
         with pytest.raises(ValueError, match="forward='fp8'"):
             optim.adamw(1e-3, recipe=jgg.Recipe(dgrad="bf16"))
         with pytest.raises(TypeError, match="recipe must be"):

@@ -77,8 +77,7 @@ class TestLayers:
     @pytest.mark.parametrize(
         "recipe",
         [
-            jgg.Recipe.rowwise(),
-            jgg.Recipe.tensorwise(wgrad="bf16"),
+            jgg.Recipe(wgrad="bf16"),
             jgg.Recipe(dgrad="bf16"),
             jgg.Recipe(forward="bf16"),
         ],

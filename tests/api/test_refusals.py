@@ -20,17 +20,17 @@ BF16 = jgg.Recipe(forward="bf16", dgrad="bf16")
 
 
 def mesh():
-    return jax.make_mesh((4,), ("expert",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.make_mesh((4, 2), ("expert", "model"), (jax.sharding.AxisType.Auto,) * 2)
 
 
 def tokens(rng):
     return jnp.asarray(rng.standard_normal((T, D)), jnp.float32)
 
 
-@pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "expert_axis"], ids=str)
+@pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "tensor_axis"], ids=str)
 def test_nnx_quantize_leaves_other_layers_alone(other, rng):
-    options = dict(recipe=jgg.Recipe(), mesh=mesh(), expert_axis="expert")
-    options = options if other == "expert_axis" else other
+    options = dict(recipe=jgg.Recipe(), mesh=mesh(), expert_axis="expert", tensor_axis="model")
+    options = options if other == "tensor_axis" else other
     rngs = nnx.Rngs(int(rng.integers(100)))
     layers = nnx.List(
         [
@@ -47,10 +47,10 @@ def test_nnx_quantize_leaves_other_layers_alone(other, rng):
         np.testing.assert_allclose(layer(x)[0], y, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "expert_axis"], ids=str)
+@pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "tensor_axis"], ids=str)
 def test_linen_layers_that_are_not_in_fp8_ignore_quantised_weights(other, rng):
-    options = dict(recipe=jgg.Recipe(), mesh=mesh(), expert_axis="expert")
-    options = options if other == "expert_axis" else other
+    options = dict(recipe=jgg.Recipe(), mesh=mesh(), expert_axis="expert", tensor_axis="model")
+    options = options if other == "tensor_axis" else other
 
     class Model(linen.Module):
         @linen.compact

@@ -76,7 +76,7 @@ def test_ragged_products(dry_run, capsys):
 
 
 def test_layers_over_devices(dry_run):
-    """Every strategy against the naive path, and what a call is made of."""
+    """Every strategy against the naive path."""
     options = "--devices", "2", "--strategies", "ours", "ragged"
     found = dry_run(expert_parallel.main, *options)
     assert set(found) == {"tiny/ep_forward", "tiny/ep_step"}
@@ -85,14 +85,7 @@ def test_layers_over_devices(dry_run):
         measured = dict.fromkeys(("ours", "ragged", "naive", "local"), "measured")
         assert statuses == measured
         assert 0 < record["fractions"]["ours"] and record["max_over_mean"] >= 1
-    forward = found["tiny/ep_forward"]
-    assert forward["links"]["all_gather"]["us"] > 0
-    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
-    from benchmarks import pictures
-
-    parts = pictures.parts(forward, forward["links"])
-    whole = forward["peers"]["ours"]["median_us"] / 1e3
-    assert sum(parts.values()) >= whole * 0.999
+    assert found["tiny/ep_forward"]["links"]["ppermute"]["us"] > 0
 
 
 def test_accumulate(dry_run):

@@ -59,6 +59,13 @@ def test_every_public_name_has_a_place_in_the_reference():
 DESCRIBED = {name: x for name, x in public().items() if documented(inspect.getdoc(x) or "")}
 
 
+def test_no_docstring_names_a_private_module():
+    for name, subject in public().items():
+        members = vars(subject).items() if isinstance(subject, type) else ()
+        for member, x in (("", subject), *((n, x) for n, x in members if n[0] != "_")):
+            assert "_src" not in (inspect.getdoc(x) or ""), (name, member)
+
+
 @pytest.mark.parametrize("name", sorted(DESCRIBED))
 def test_parameters(name):
     subject = DESCRIBED[name]

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.quantize import primitive
-from jax_grouped_gemm._src.tile_choices import TileChoices
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
@@ -84,37 +82,6 @@ def test_weights(dtype, source, power_of_two, rng):
         for g in range(3):
             values, scales = fp8_oracle.quantize(x[g], (128, 128), dtype, power_of_two)
             assert_same_bits([y[g] for y in got], [values, scales, values.T, scales.T])
-
-
-@FORMATS
-@pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
-def test_scales_of_rows_columns_and_matrices(scaling, dtype, source, power_of_two, rng):
-    recipe = jgg.Recipe(
-        scaling=scaling, forward_dtype=dtype, power_of_two_scales=power_of_two, wgrad="bf16"
-    )
-    products = Fp8Products(recipe, "cuda", TileChoices())
-    forms = dict(plain=True, transposed=True)
-
-    def check(matrices, plain, transposed):
-        for g, x in enumerate(matrices):
-            of_rows = (1, x.shape[1]) if scaling == "rowwise" else x.shape
-            of_columns = (x.shape[0], 1) if scaling == "rowwise" else x.shape
-            assert_same_bits([y[g] for y in plain], oracle(x, of_rows))
-            assert_same_bits([y[g].T for y in transposed], oracle(x, of_columns))
-
-    def oracle(x, block):
-        return fp8_oracle.quantize(x, block, dtype, power_of_two)
-
-    for shape in SHAPES:
-        x, y = (np.stack([random(rng, shape, source) for _ in range(3)]) for _ in range(2))
-        check(x, *jax.jit(partial(products.quantize_weights, **forms))(x))
-        padded = [np.pad(z, ((0, 0), (0, 0), (0, -shape[1] % 128))) for z in (x, y)]
-        both = jax.jit(partial(products.quantize_joined, **forms))(x, y)
-        check(np.concatenate(padded, axis=2), *both)
-        one_way = jax.jit(partial(products.quantize_weights, plain=False, transposed=True))(x)[1]
-        assert_same_bits(one_way, products.quantize_weights(x, **forms)[1])
-        rows, _ = products.quantize_rows(x[0], None, dtype, plain=True)
-        assert_same_bits(rows, oracle(x[0], (1, shape[1]) if scaling == "rowwise" else shape))
 
 
 def wide_weights(rng, source):

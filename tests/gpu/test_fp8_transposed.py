@@ -68,7 +68,8 @@ def test_gathered_rows_are_what_the_reference_computes(tokens, columns, source, 
                 (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
             run = partial(quantizers.quantize_gathered, **params, implementation="cuda")
             got = jax.jit(run)(*operands)
-            np.testing.assert_array_equal(np.float32(got), np.float32(want))
+            owned = owned_blocks(sizes, rows)
+            np.testing.assert_array_equal(np.float32(got)[:owned], np.float32(want)[:owned])
 
 
 @pytest.mark.parametrize("out", [BF16, jnp.float16, F32])
@@ -190,6 +191,12 @@ def fp8_columns(rng, rows, columns, sizes, dtype):
     return jgg.quantize_ragged(x, np.asarray(sizes, np.int32), dtype=dtype)[2:]
 
 
+def owned_blocks(sizes, rows) -> int:
+    """Blocks of rows that a group owns. Of the others nobody reads anything."""
+    owned = np.diff(np.minimum(np.cumsum(sizes), rows), prepend=0)
+    return int((-(-owned // 128)).sum())
+
+
 @FORMATS
 @pytest.mark.parametrize("activation", mlp.FUSED)
 def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, rng):
@@ -203,24 +210,31 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, 
                 *operands, sizes
             )
             want = jax.jit(partial(hidden_gradients, layer, implementation="cuda"))(*operands)
-            assert_same_bits(got.projections, want.projections)
+            owned, blocks = min(int(sizes.sum()), rows), owned_blocks(sizes, rows)
+
+            def assert_same_rows(got, want, count):
+                assert_same_bits([x[:count] for x in got], [x[:count] for x in want])  # noqa: B023
+
+            assert_same_rows(got.projections, want.projections, owned)
             joined = jax.jit(
                 partial(ragged_hidden_gradients, layer, implementation="cuda", joined=True)
             )(*operands, sizes)
-            for name in ("projections", "gate", "up"):
+            for name, count in dict(projections=owned, gate=blocks, up=blocks).items():
                 found = getattr(joined, name)
                 values = view_of(found.values, found.view)
-                assert_same_bits((values, found.scales), getattr(got, name))
-            assert_same_bits((*joined.hidden, joined.weights), (*got.hidden, got.weights))
+                assert_same_rows((values, found.scales), getattr(got, name), count)
+            assert_same_rows(joined.hidden, got.hidden, blocks)
+            assert_same_bits([joined.weights], [got.weights])
             # Sums in another order, of terms that cancel.
             bound = 2e-6 * np.abs(np.asarray(want.weights)).max()
-            np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=bound)
+            weights = jnp.where(jnp.arange(rows) < owned, want.weights, 0)
+            np.testing.assert_allclose(got.weights, weights, rtol=1e-5, atol=bound)
             for name, fp8 in (
                 ("gate", recipe.gradient_dtype),
                 ("up", recipe.gradient_dtype),
                 ("hidden", recipe.forward_dtype),
             ):
-                assert_same_bits(
+                assert_same_rows(
                     getattr(got, name),
                     jgg.quantize_ragged(
                         getattr(want, name),
@@ -229,4 +243,5 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, 
                         power_of_two_scales=recipe.power_of_two_scales,
                         implementation="cuda",
                     )[2:],
+                    blocks,
                 )

@@ -30,7 +30,7 @@ def test_measured_sizes_lose_little():
     """Of layers and matmuls that were measured both ways, none is much slower than the faster."""
     factors = fallback.coefficients()
     cases = [fit.Case.of(pair) for pair in fit.read() if fit.is_recipe(pair)]
-    assert len(cases) > 150
+    assert len(cases) > 120
     best = [min(case.pair.kernel_us, case.pair.other_us) for case in cases]
     taken = [case.choice(factors[case.kind]) for case in cases]
     assert sum(taken) < 1.002 * sum(best)
@@ -81,13 +81,6 @@ def test_rows_decide(training):
         assert chosen[0][2] and not chosen[-1][2]
         ratios = [bf16 / fp8 for fp8, bf16, _ in chosen]
         assert ratios[-1] > 1.3 > 0.9 > ratios[0]
-
-
-def test_scales_of_rows_cost_more():
-    """A layer that FP8 pays for with scales of blocks, and not with those of rows."""
-    sizes = 8192, 2048, 768, 128, 8
-    assert first_plan("recipe_layer_step", *sizes).problem.op != CHOICE
-    assert first_plan("recipe_layer_step rowwise", *sizes).problem.op == CHOICE
 
 
 def test_what_is_not_left_to_plans():

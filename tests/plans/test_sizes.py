@@ -147,12 +147,6 @@ PLANS = {
         integers(2),
     ),
     "maxima of columns": lambda size: quantizer("column_maxima", array(size, 8), integers(2)),
-    "maxima of matrices": lambda size: quantizer(
-        "matrix_maxima",
-        array(1, size, 8),
-        rows=True,
-        columns=True,
-    ),
     "tokens of a layer": lambda size: layer(tokens=size),
     "columns of a layer": lambda size: layer(columns=size),
     "hidden columns": lambda size: layer(hidden=size),

@@ -126,7 +126,6 @@ def _mlps() -> None:
         (M, N, jgg.Recipe()),
         (M, NARROW, jgg.Recipe()),
         (M, N, jgg.Recipe(wgrad="bf16")),
-        (M, N, jgg.Recipe.rowwise()),
     ):
         operands = _a(m, K), _a(G, K, n), _a(G, K, n), _a(G, n, K), _a(m, dtype=jnp.float32)
         function = functools.partial(loss, recipe=recipe)

@@ -19,16 +19,11 @@ class Quantiser:
 
     def rows(self, x, dtype):
         """x [m, k] of a product of rows."""
-        blocks = {"blockwise": (1, 128), "rowwise": (1, x.shape[1]), "tensorwise": x.shape}
-        return self._matrix(x, blocks[self.recipe.scaling], dtype)
+        return self._matrix(x, (1, 128), dtype)
 
-    def weights(self, w, axis):
-        """w [g, k, n] of a product that contracts `axis` of its matrices."""
-        _, k, n = w.shape
-        whole = (k, 1) if axis == 0 else (1, n)
-        blocks = {"blockwise": (128, 128), "rowwise": whole, "tensorwise": (k, n)}
-        block = blocks[self.recipe.scaling]
-        return np.stack([self._matrix(x, block, self.recipe.forward_dtype) for x in w])
+    def weights(self, w):
+        """Matrices w [g, k, n]."""
+        return np.stack([self._matrix(x, (128, 128), self.recipe.forward_dtype) for x in w])
 
     def _matrix(self, x, block, dtype):
         quantized = fp8_oracle.quantize(x, block, dtype, self.recipe.power_of_two_scales)
@@ -88,7 +83,7 @@ def layer(case: mlp.Case, recipe, activation: str, dy):
     wi = joined(case.wi_0, case.wi_1)
     up_at = padded(hidden)
     x_rows = on_rows(quantiser.rows(case.x, forward))
-    projections = times(x_rows, quantiser.weights(wi, 0))
+    projections = times(x_rows, quantiser.weights(wi))
     gate, up = projections[:, :hidden], projections[:, up_at : up_at + hidden]
     weights = np.ones(len(gate)) if case.weights is None else case.weights
     owned = np.zeros(len(gate), bool)
@@ -97,14 +92,14 @@ def layer(case: mlp.Case, recipe, activation: str, dy):
     weights = np.where(owned, weights, 0)[:, None].astype(np.float64)
     value, factor, slope, up_slope = mlp.activated(activation, gate, up)
     h = np.float32(value * factor * weights)
-    y = times(quantiser.rows(h, forward), quantiser.weights(case.wo, 0))
+    y = times(quantiser.rows(h, forward), quantiser.weights(case.wo))
 
-    dh = times(quantiser.rows(dy, gradient), quantiser.weights(case.wo, 1).swapaxes(1, 2))
+    dh = times(quantiser.rows(dy, gradient), quantiser.weights(case.wo).swapaxes(1, 2))
     dh = dh.astype(np.float64)
     dgate = np.float32(dh * weights * factor * slope)
     dup = np.float32(dh * weights * value * up_slope)
     rows = quantiser.rows(joined(dgate, dup), gradient)
-    dx = times(rows, quantiser.weights(wi, 1).swapaxes(1, 2)).astype(np.float64)
+    dx = times(rows, quantiser.weights(wi).swapaxes(1, 2)).astype(np.float64)
     if case.rows is not None:
         total = np.zeros((len(case.x), dx.shape[1]))
         np.add.at(total, case.rows, dx)

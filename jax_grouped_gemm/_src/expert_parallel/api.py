@@ -18,16 +18,13 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
-from jax_grouped_gemm._src.expert_parallel.dispatch import (
-    check_dispatch_strategy,
-    checked_dispatch_recipe,
-)
 from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights
@@ -58,13 +55,13 @@ def expert_parallel_mlp(
     overlap: bool | Auto = "auto",
     save: Save | Auto = "auto",
     max_sms: int | None = None,
-    dispatch_recipe: Recipe | None = None,
     biases: Biases | None = None,
     activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
     precision: jax.lax.PrecisionLike = None,
     implementation: Any = None,
     recipe: Recipe | None = None,
+    quantized: QuantizedMlp | None = None,
     batch_invariant: bool = False,
 ) -> tuple[jax.Array, ExpertParallelStats]:
     """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
@@ -105,20 +102,18 @@ def expert_parallel_mlp(
         mode. Under `jax.vmap(spmd_axis_name=...)` it is that reference too, and "auto" gathers.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
-        "auto" is one, which is faster. With `overlap` a part travels while another is multiplied;
-        without, there are the buffers of one part at a time.
+        "auto" is one, which is faster.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
-        counted in `overflow`. Of one expert, those of tokens that come last: with "all_gather" in
-        the order of devices, but with "ppermute" a device's own come first.
-      combine: "all_to_all" and "ppermute" send partial results where they are added up in float32
-        at least, in a fixed order, with one rounding: the former by one collective, the latter by
-        one to every other device; "psum_scatter" leaves that to XLA's collective. Tokens are
-        gathered by the transpose, so that their gradients are added up likewise. "auto" is
-        "ppermute" for two devices and with `overlap`, and "all_to_all" else.
+        counted in `overflow`. An expert drops the rows of the tokens that come last: with
+        "all_gather" in the order of devices, but with "ppermute" a device's own come first.
+      combine: how partial results travel to where they are added up, in float32 at least, in a
+        fixed order and with one rounding: "all_to_all" is one collective, "ppermute" one to every
+        other device. Tokens are gathered by the transpose, so that their gradients are added up
+        likewise. "auto" is "ppermute" for two devices and with `overlap`, and "all_to_all" else.
       overlap: whether gradients of tokens travel beside the products of weights' gradients, or
         before them. "auto" has them beside products for two devices and "ppermute", unless there
-        are chunks. That is faster with collectives that need no kernels, which
+        are chunks, which exclude it. That is faster with collectives that need no kernels, which
         `expert_parallel_compiler_options` asks XLA for; with NCCL's kernels it makes no difference
         that could be measured.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
@@ -130,16 +125,12 @@ def expert_parallel_mlp(
       max_sms: how many multiprocessors products fill at most beside which gradients of tokens
         travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
         in FP8 are not limited.
-      dispatch_recipe: quantises tokens before they are gathered, so that half of the bytes of
-        bfloat16 travel, and scales with them: `Recipe.blockwise()` or `Recipe.rowwise()`, of which
-        `scaling`, `forward_dtype` and `power_of_two_scales` count. Products with a `recipe` of the
-        same take tokens as they arrive; otherwise they are rounded to that, and back in the dtype
-        of x. What is summed up, and all gradients, travel in their own dtypes, and the gradient of
-        x is that without rounding. For "all_gather" only, which "auto" then takes.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
+      quantized: what `jax_grouped_gemm.quantize_mlp` returns for this device's experts, see
+        `moe.dropless_mlp`; not with `tensor_axis`.
       batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
         tokens there are and over how many devices experts are divided, see `moe.dropless_mlp`. Each
         row then travels alone, by "ragged_all_to_all", and a token's are added up in the order of
@@ -147,15 +138,15 @@ def expert_parallel_mlp(
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
-      stats: the rows of each device, their largest share, and how many were dropped. Whoever does
-        not look at them does not pay for them.
+      stats: the rows of each device, their largest share, and how many were dropped. They cost
+        nothing where they are not used.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
       ValueError: an axis is none of the mesh, or an option is none; or `batch_invariant` together
-        with `buffer_factor`, `tensor_axis`, `dispatch_recipe`, `combine`, the strategy
-        "all_gather", or where rows cannot travel.
+        with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or where rows
+        cannot travel; or `quantized` with `tensor_axis` or without a recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)
@@ -165,11 +156,15 @@ def expert_parallel_mlp(
     check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
     options["batch_invariant"] = batch_invariant
-    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     if wanted.batch_invariant:
-        _check_invariant(group, dispatch_recipe)
+        _check_invariant(group)
+    if quantized is not None and group.tensor:
+        raise ValueError(
+            f"{FUNCTION}: quantized must be None with tensor_axis, got {group.tensor}: gate and up "
+            "are one quantised matrix, of which devices have no slices of hidden features"
+        )
     check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
     _check_experts(gate.shape[0], routing.logits.shape[-1], group)
     b0, b1, bo = checked_biases(FUNCTION, biases, x, gate, up, down)
@@ -183,6 +178,7 @@ def expert_parallel_mlp(
         precision,
         implementation,
         recipe,
+        quantized,
         max_sms=_checked_limit(max_sms),
     )
     if not x.size:
@@ -194,14 +190,13 @@ def expert_parallel_mlp(
     tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)
     top_k = routing.experts.shape[-1]
     chosen = routing.experts
-    if dispatch_recipe is None:  # else tokens arrive in FP8
-        every = math.prod(chosen.shape) * group.num_sources, routing.logits.shape[-1]
-        experts, chosen = experts.by_plan(x, *every, chosen, are_copies=True)
+    every = math.prod(chosen.shape) * group.num_sources, routing.logits.shape[-1]
+    experts, chosen = experts.by_plan(x, *every, chosen, are_copies=True)
     choices = Choices(
         vary_over(chosen.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    schedule = _schedule(group, tokens, experts, top_k, wanted, dispatch_recipe)
+    schedule = _schedule(group, tokens, experts, top_k, wanted)
     y, rows, kept = layer.run(tokens, choices, experts, group, schedule)
     return y.reshape(x.shape), group_stats(rows, kept, group)
 
@@ -212,22 +207,15 @@ def _schedule(
     experts: LocalExperts,
     top_k: int,
     wanted: Wanted,
-    dispatch_recipe: Recipe | None,
 ) -> Schedule:
-    """What is asked for, and what is fastest of the rest."""
+    """The options that are asked for; the fastest for all others."""
     differ = group.tokens == group.experts
     if wanted.strategy == "ragged_all_to_all" and not differ:
         raise ValueError(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
-    check_dispatch_strategy(FUNCTION, dispatch_recipe, wanted.strategy)
-    can_exchange = (
-        differ
-        and jax.process_count() == 1
-        and dispatch_recipe is None
-        and not is_mapped_over_mesh_axis()
-    )
+    can_exchange = differ and jax.process_count() == 1 and not is_mapped_over_mesh_axis()
     if wanted.batch_invariant and group.num_slices > 1 and not can_exchange:
         raise ValueError(
             f"{FUNCTION}: batch_invariant is for rows that travel to their experts, by the "
@@ -243,7 +231,6 @@ def _schedule(
         group.num_slices,
         tokens.dtype.itemsize,
         group.num_sources,
-        in_8_bits=dispatch_recipe is not None,
     )
     chosen = prediction.choose(
         shape,
@@ -258,21 +245,15 @@ def _schedule(
         chosen.combine,
         chosen.save,
         chosen.overlap,
-        dispatch_recipe,
     )
 
 
-def _check_invariant(group: Group, dispatch_recipe: Recipe | None) -> None:
+def _check_invariant(group: Group) -> None:
     """Raises a `ValueError` if sums of a token are made by several devices, or in another order."""
     if group.tensor:
         raise ValueError(
             f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {group.tensor}: "
             "devices that have slices of hidden features add up parts of a sum"
-        )
-    if dispatch_recipe is not None:
-        raise ValueError(
-            f"{FUNCTION}: dispatch_recipe must be None with batch_invariant: it is for "
-            "strategy='all_gather', which adds up partial results of devices"
         )
 
 

@@ -21,27 +21,19 @@ from jax_grouped_gemm._src.expert_parallel.options import Combine
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
     """[T, ...] of each device -> [sources * T, ...], by the transpose of what `combine` says.
 
-    The sources are in the order of the devices, but with "ppermute", where they begin with the
-    device itself.
+    The sources are in the order of the devices. With "ppermute" they begin with the device itself.
     """
     if not group.tokens:
         return x
-    if combine == "all_to_all":
-        return _gather(x, group.tokens)
-    if combine == "ppermute":
-        return _gather_by_shifts(x, group.tokens)
-    return lax.all_gather(x, group.tokens, tiled=True)
+    by_shifts = combine == "ppermute"
+    return _gather_by_shifts(x, group.tokens) if by_shifts else _gather(x, group.tokens)
 
 
 def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
     """Partial results [sources * T, ...] of each device -> their sums [T, ...] for its tokens."""
     if group.tokens:
-        if combine == "all_to_all":
-            y = _scatter(y, group.tokens)
-        elif combine == "ppermute":
-            y = _scatter_by_shifts(y, group.tokens)
-        else:
-            y = lax.psum_scatter(y, group.tokens, tiled=True)
+        scattered = _scatter_by_shifts if combine == "ppermute" else _scatter
+        y = scattered(y, group.tokens)
     return lax.psum(y, group.summed) if group.summed else y
 
 
@@ -99,7 +91,7 @@ def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
     """`_scatter_by_shifts` of what `make` makes of `of` [sources * T, ...], a source at a time.
 
-    What is for other devices is made first, and travels while the rest is made.
+    The parts for other devices are made first, and travel while the rest is made.
     """
     own, *others = jnp.split(of, lax.axis_size(axes))
     parts = []

@@ -1,4 +1,4 @@
-"""What XLA has to be asked for, so that devices send while they compute."""
+"""Options of XLA with which devices send while they compute."""
 
 from __future__ import annotations
 

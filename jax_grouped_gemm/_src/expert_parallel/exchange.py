@@ -25,7 +25,7 @@ LEAST_UPDATES = 32
 
 
 class Route(NamedTuple):
-    """What this device sends to each peer and gets from it: int32 [peers * updates] each."""
+    """The rows that a device sends to each peer and gets from it: int32 [peers * updates] each."""
 
     input_offsets: jax.Array  # of each update, in the rows to be sent
     send_sizes: jax.Array
@@ -183,7 +183,7 @@ batching.primitive_batchers[EXCHANGE] = _batch
 
 
 def _reference(rows: jax.Array, route: tuple, axes: Axes, num_rows: int) -> jax.Array:
-    """The same by collectives that every platform has; zeros where nothing arrives."""
+    """The exchange by collectives that every platform has; zeros where nothing arrives."""
     everyone = lax.all_gather(rows, axes)
     offsets = lax.all_gather(jnp.stack(route[:3]), axes)
     devices = offsets.shape[0]

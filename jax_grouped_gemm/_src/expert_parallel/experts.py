@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
@@ -18,20 +17,27 @@ from jax_grouped_gemm._src.rows.permutation import permute_rows
 
 @dataclasses.dataclass(frozen=True)
 class LocalExperts(Experts):
-    """Those of one device of a group, whose rows are in a buffer for the worst case."""
+    """The experts of one device of a group, whose rows are in a buffer for the worst case."""
 
     counts_rows: ClassVar[bool] = True
 
-    def on_tokens(
-        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Scaled | None = None
-    ) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid.
+    @property
+    def combines(self) -> bool:
+        """Whether `sums_on_tokens` may be called, which reads gradients of sums in place too."""
+        return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
-        What is `quantized`, if anything, are the same tokens for products in FP8.
-        """
+    def sums_on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> the sum of each token's rows: [T, D]."""
+        # Rows that no expert owns are zero, and need not be read.
+        inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
+        rows = Rows(x, pairs.token_of_row, inverse)
+        return self.mlp(rows, weights, pairs.groups, combines=True)
+
+    def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
         rows = Rows(x, pairs.token_of_row, pairs.inverse, self._count(pairs))
         if self.takes_tokens(rows, weights, pairs.groups):
-            return self.mlp(rows, weights, pairs.groups, tokens=quantized)
+            return self.mlp(rows, weights, pairs.groups)
         return self.on_rows(self.copy(x, pairs), weights, pairs.groups)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:

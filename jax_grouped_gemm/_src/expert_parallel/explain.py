@@ -8,10 +8,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype, checked_boolean, checked_int
-from jax_grouped_gemm._src.expert_parallel.dispatch import (
-    check_dispatch_strategy,
-    checked_dispatch_recipe,
-)
 from jax_grouped_gemm._src.expert_parallel.options import (
     STRATEGIES,
     Auto,
@@ -21,10 +17,8 @@ from jax_grouped_gemm._src.expert_parallel.options import (
     Wanted,
 )
 from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
-from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.transfers import megabytes
 
-FUNCTION = "explain_expert_parallel"
 _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_options()"
 
 
@@ -54,9 +48,8 @@ class ExpertParallelExplanation:
             f"overlap {chosen.overlap}, save {chosen.save}",
             f"{'copy engines' if chosen.copy_engines else 'kernels'} send"
             + _ASK_FOR_COPY_ENGINES * (chosen.combine == "ppermute" and not chosen.copy_engines),
-            f"dispatch {megabytes(chosen.dispatch_bytes)} leave a device in "
-            f"{_us(chosen.dispatch_seconds)}, combine {megabytes(chosen.combine_bytes)} in "
-            f"{_us(chosen.combine_seconds)}",
+            f"{megabytes(chosen.sent_bytes)} leave a device in {_us(chosen.sent_seconds)}, to the "
+            "experts and again back",
             f"rows buffer {megabytes(chosen.buffer_bytes)}",
             _times(chosen),
         ]
@@ -86,7 +79,6 @@ def explain_expert_parallel(
     save: Save | Auto = "auto",
     buffer_factor: float | None = None,
     copy_engines: bool = False,
-    dispatch_recipe: Recipe | None = None,
     batch_invariant: bool = False,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
@@ -102,7 +94,7 @@ def explain_expert_parallel(
       devices: N, along `expert_axis`.
       tensor_devices: along `tensor_axis`, with the same tokens.
       dtype: of tokens and matrices.
-      strategy, chunks, combine, overlap, save, buffer_factor, dispatch_recipe, batch_invariant: see
+      strategy, chunks, combine, overlap, save, buffer_factor, batch_invariant: see
         `expert_parallel_mlp`.
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
         copy engines send what a ppermute sends.
@@ -126,8 +118,6 @@ def explain_expert_parallel(
         raise ValueError(f"top_k must be at most num_experts = {num_experts}, got {top_k}")
     checked_boolean("copy_engines", copy_engines)
     dtype = canonical_dtype("dtype", dtype)
-    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, dtype)
-    check_dispatch_strategy(FUNCTION, dispatch_recipe, strategy)
     options = dict(chunks=chunks, combine=combine, overlap=overlap, save=save)
     options["batch_invariant"] = batch_invariant
     wanted = Wanted.checked(tokens, strategy=strategy, **options, buffer_factor=buffer_factor)
@@ -139,19 +129,17 @@ def explain_expert_parallel(
         top_k,
         devices,
         dtype.itemsize,
-        in_8_bits=dispatch_recipe is not None,
     )
-    if wanted.batch_invariant and (tensor_devices > 1 or dispatch_recipe is not None):
+    if wanted.batch_invariant and tensor_devices > 1:
         raise ValueError(
-            "tensor_devices must be 1 and dispatch_recipe None with batch_invariant, got "
-            f"{tensor_devices} and {dispatch_recipe}: both add up partial results of devices"
+            f"tensor_devices must be 1 with batch_invariant, got {tensor_devices}: devices that "
+            "have slices of hidden features add up parts of a sum"
         )
-    can_exchange = dispatch_recipe is None
-    chosen = choose(shape, wanted, can_exchange=can_exchange, copy_engines=copy_engines)
+    chosen = choose(shape, wanted, copy_engines=copy_engines)
     others = tuple(
         choose(shape, dataclasses.replace(wanted, strategy=name), copy_engines=copy_engines)
         for name in STRATEGIES
-        if name != chosen.strategy and can_exchange and not wanted.batch_invariant
+        if name != chosen.strategy and not wanted.batch_invariant
     )
     return ExpertParallelExplanation(shape, chosen, others, wanted.batch_invariant)
 

@@ -14,13 +14,10 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.autodiff import recomputed
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
-from jax_grouped_gemm._src.expert_parallel.dispatch import gather_quantized
 from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
-from jax_grouped_gemm._src.fp8.formats import Scaled
-from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +30,7 @@ class Schedule:
       buffer_factor: see `expert_parallel_mlp`.
       combine: how partial results are added up.
       save: what the backward pass has of the tokens.
-      overlap: whether collectives run beside products, those of other chunks too.
-      dispatch_recipe: how tokens are quantised before they travel, None if they are not.
+      overlap: whether collectives run beside products.
     """
 
     strategy: Strategy
@@ -43,7 +39,6 @@ class Schedule:
     combine: Combine
     save: Save
     overlap: bool
-    dispatch_recipe: Recipe | None = None
 
 
 class Choices(NamedTuple):
@@ -66,7 +61,7 @@ def run(
     results: list[Any] = []
     for chunk, part in enumerate(jnp.split(x, schedule.chunks)):
         of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
-        if results and not schedule.overlap:
+        if results:
             part, of_part, experts, results[-1] = _after(results[-1], part, of_part, experts)
         *result, experts = of_chunk(part, of_part, experts, group, schedule)
         results.append(result)
@@ -94,8 +89,10 @@ def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choic
     dtype = at_least_float32(choices.weights.dtype)
     experts = lax.stop_gradient(choices.experts.astype(dtype))
     both = jnp.concatenate([experts, choices.weights.astype(dtype)], axis=1)
-    of_shifts = schedule.strategy == "all_gather" and schedule.combine == "ppermute"
-    both = collectives.gather(both, group, "ppermute" if of_shifts else "psum_scatter")
+    if schedule.strategy == "all_gather" and schedule.combine == "ppermute":
+        both = collectives.gather(both, group, "ppermute")
+    else:
+        both = lax.all_gather(both, group.tokens, tiled=True)
     experts, weights = both[:, :top_k], both[:, top_k:]
     return Choices(lax.stop_gradient(experts).astype(jnp.int32), weights)
 
@@ -117,30 +114,22 @@ def _gathered(x, choices, experts, group, schedule):
     pairs = _local_pairs(choices, experts, group, schedule)
 
     def layer(x, weights, experts=experts):
-        everybody, quantized = _dispatched(x, experts, group, schedule)
+        everybody = collectives.gather(x, group, schedule.combine)
         everybody, weights, experts = _together(everybody, weights, experts, schedule)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
+        elif experts.combines:
+            y = experts.sums_on_tokens(everybody, pairs, weights)
+            return collectives.scatter(y, group, schedule.combine), experts.weights
         else:
-            rows = experts.on_tokens(everybody, pairs, weights, quantized)
+            rows = experts.on_tokens(everybody, pairs, weights)
         rows = checkpoint_name(rows, "mlpwo")
         return _returned(rows, pairs, experts, group, schedule.combine), experts.weights
 
     y, matrices = _keeping(schedule, layer)(x, choices.weights)
     experts = dataclasses.replace(experts, weights=matrices)
     return y, pairs.wanted, pairs.valid_rows[0], experts
-
-
-def _dispatched(
-    x: jax.Array, experts: LocalExperts, group: Group, schedule: Schedule
-) -> tuple[jax.Array, Scaled | None]:
-    """Everybody's tokens; and in FP8, where that is how products take them."""
-    recipe = schedule.dispatch_recipe
-    if recipe is None or not group.tokens:
-        return collectives.gather(x, group, schedule.combine), None
-    everybody, scaled = gather_quantized(x, group, schedule.combine, recipe, experts.of_rows)
-    return everybody, scaled if experts.takes_rows_of(recipe) else None
 
 
 def _returned(
@@ -180,7 +169,7 @@ def _returned(
 def _exchanged(x, choices, experts, group, schedule):
     """Rows travel to their experts and back, where they are added up.
 
-    What arrives are the rows that `_gathered` would copy, in the same order.
+    The rows that arrive are those that `_gathered` would copy, in the same order.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
     num_experts = experts.weights.count * group.num_slices

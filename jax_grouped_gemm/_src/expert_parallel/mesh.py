@@ -20,7 +20,10 @@ from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
+from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.meshes import gathered, names_of, placed
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights, specs_of_weights
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
@@ -69,13 +72,14 @@ def expert_parallel(
 
     Returns:
       A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D], and
-      perhaps biases of those three, that returns y [B, ..., D] and statistics: rows of each slice
-      of the experts and dropped rows as sums over the whole mesh, the largest `max_over_mean`.
+      perhaps `biases` of those three and `quantized` of `jax_grouped_gemm.quantize_mlp`, that
+      returns y [B, ..., D] and statistics: rows of each slice of the experts and dropped rows as
+      sums over the whole mesh, the largest `max_over_mean`.
 
     Raises:
       TypeError, ValueError: an axis is none of the mesh or has two meanings, or an option is none;
-        when it is called, a dimension is no multiple of its devices, and whatever
-        `expert_parallel_mlp` raises.
+        when it is called, a dimension is no multiple of its devices, of which `fsdp_axis` must
+        have whole blocks of `quantized`, and whatever `expert_parallel_mlp` raises.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -107,7 +111,7 @@ def expert_parallel(
     wi, wo_spec = P(experts, fsdp or None, tensor or None), P(experts, tensor or None, fsdp or None)
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
 
-    def layer(x, routing, wi_0, wi_1, wo, biases=None):
+    def layer(x, routing, wi_0, wi_1, wo, biases=None, quantized=None):
         check_routing(FUNCTION, routing)
         every = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
         every |= dict.fromkeys(routing._fields, P(tokens))
@@ -128,6 +132,12 @@ def expert_parallel(
         for name, operand in (*of_experts, *routing._asdict().items()):
             if operand is not None or name in routing._fields:
                 take(name, operand)
+        if quantized is not None:
+            specs["quantized"] = _specs_of_quantized(experts, fsdp or None)
+            _check_quantized(quantized, specs["quantized"], mesh)
+            operands["quantized"] = jax.tree.map(
+                lambda x, spec: placed(x, mesh, spec), quantized, specs["quantized"]
+            )
         on_device = functools.partial(
             _on_device, experts=experts, tensor=tensor, fsdp=fsdp, options=options
         )
@@ -140,13 +150,16 @@ def expert_parallel(
 def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
     given = dict(operands)
     if fsdp:
-        # Of every matrix, the dimension that is embed.
+        # The specs gather the embed dimension of every matrix.
         wi, out = P(None, fsdp, None), P(None, None, fsdp)
         for name, spec in dict(wi_0=wi, wi_1=wi, wo=out, bo=P(None, fsdp)).items():
             if name in given:
                 x = given[name]
                 specs = x.specs(spec) if isinstance(x, QuantizedArray) else spec
                 given[name] = jax.tree.map(gathered, x, specs)
+        if quantized := given.get("quantized"):
+            specs = _specs_of_quantized(None, fsdp)
+            given["quantized"] = jax.tree.map(gathered, quantized, specs)
     biases: Biases = given.get("b0"), given.get("b1"), given.get("bo")
     y, stats = expert_parallel_mlp(
         given["x"],
@@ -155,11 +168,41 @@ def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
         given.get("wi_1"),
         given["wo"],
         biases=None if all(bias is None for bias in biases) else biases,
+        quantized=given.get("quantized"),
         expert_axis=experts,
         tensor_axis=tensor or None,
         **options,
     )
     return y, _of_mesh(stats)
+
+
+def _specs_of_quantized(experts: Axes | None, fsdp: Axes | None) -> Any:
+    """A `QuantizedMlp` of how its arrays are divided."""
+    columns: Any = P(experts, None, fsdp)
+    rows: Any = P(experts, fsdp, None)
+    of_wi = QuantizedWeights(rows, rows, columns, columns)
+    of_wo = QuantizedWeights(columns, columns, rows, rows)
+    return QuantizedMlp(of_wi, of_wo)
+
+
+def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> None:
+    """Raises unless devices may have slices of quantised matrices."""
+    if not isinstance(quantized, QuantizedMlp):
+        raise TypeError(
+            f"{FUNCTION}: quantized must be a QuantizedMlp, as quantize_mlp returns it, got "
+            f"{type(quantized).__name__}"
+        )
+    for matrix, forms in specs._asdict().items():
+        for form, spec in forms._asdict().items():
+            x = getattr(getattr(quantized, matrix), form)
+            _check_divisible(f"quantized.{matrix}.{form}", x, spec, mesh)
+    rows = quantized.wi.values.shape[1]
+    devices = math.prod(mesh.shape[axis] for axis in names_of(specs.wi.values[1]))
+    if devices > 1 and rows % (devices * BLOCK):
+        raise ValueError(
+            f"{FUNCTION}: D must be a multiple of {BLOCK} for each of the {devices} devices along "
+            f"fsdp_axis, so that they have whole blocks of quantized, got {rows}"
+        )
 
 
 def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:

@@ -12,11 +12,11 @@ from jax_grouped_gemm._src.invariance import is_enabled
 
 Auto = Literal["auto"]
 Strategy = Literal["all_gather", "ragged_all_to_all"]
-Combine = Literal["psum_scatter", "all_to_all", "ppermute"]
+Combine = Literal["all_to_all", "ppermute"]
 Save = Literal["x", "rows", "nothing"]
 
 STRATEGIES: tuple[Strategy, ...] = ("all_gather", "ragged_all_to_all")
-COMBINES: tuple[Combine, ...] = ("psum_scatter", "all_to_all", "ppermute")
+COMBINES: tuple[Combine, ...] = ("all_to_all", "ppermute")
 SAVES: tuple[Save, ...] = ("x", "rows", "nothing")
 AUTO = ("auto",)
 
@@ -54,9 +54,15 @@ class Wanted:
         if checked_boolean("batch_invariant", wanted.batch_invariant) or is_enabled():
             wanted = dataclasses.replace(wanted, batch_invariant=True)
             _check_invariant(wanted)
+        chunks = _checked_chunks(wanted.chunks, tokens)
+        if chunks not in ("auto", 1) and wanted.overlap is True:
+            raise ValueError(
+                f"overlap must be False or 'auto' with chunks={chunks}: chunks are for memory, and "
+                "come one after the other"
+            )
         return dataclasses.replace(
             wanted,
-            chunks=_checked_chunks(wanted.chunks, tokens),
+            chunks=chunks,
             buffer_factor=_checked_factor(wanted.buffer_factor),
         )
 

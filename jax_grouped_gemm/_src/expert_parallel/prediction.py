@@ -1,4 +1,4 @@
-"""What a layer over several GPUs moves, and how long it takes: what `strategy="auto"` goes by.
+"""The bytes and the time of a layer over several GPUs, which `strategy="auto"` goes by.
 
 Pure functions of shapes and of the number of devices. Rates are those of GPUs of one host that
 NVLink connects all to all, as a program on two H200 saw them.
@@ -13,28 +13,25 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
 
 GIGA = 1e9
-ALL_GATHER = 185 * GIGA
-PSUM_SCATTER = 165 * GIGA
 ALL_TO_ALL = 220 * GIGA
 PPERMUTE = 215 * GIGA
 RAGGED_ALL_TO_ALL = 80 * GIGA
 """Bytes a second that leave a GPU, of tens of megabytes."""
 
 COPY_ENGINES = 390 * GIGA
-"""The same, where copy engines send what a ppermute sends."""
+"""Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6
 """Seconds that a collective takes however little it moves."""
 
 COPY_ENGINES_LATENCY = 35e-6
-"""The same of copy engines, beside a product too."""
+"""Seconds of one that copy engines send, beside a product too."""
 
 ROWS_LOST_TO_TILES = 64
-"""Of each expert, on the average: half a tile."""
+"""Rows that each expert loses on the average: half a tile."""
 
 SECOND_COPY = 0.01
 """Rows are kept where copying tokens to rows again would take a larger part of a step. Keeping them
@@ -57,7 +54,6 @@ class Shape:
       devices: N, into how many slices the experts are divided.
       itemsize: bytes of an element of tokens and matrices.
       sources: how many devices bring tokens of their own, N if None.
-      in_8_bits: whether tokens are gathered in FP8, with a float32 scale for 128 elements.
     """
 
     tokens: int
@@ -68,7 +64,6 @@ class Shape:
     devices: int
     itemsize: int = 2
     sources: int | None = None
-    in_8_bits: bool = False
 
     @property
     def num_sources(self) -> int:
@@ -97,7 +92,7 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the matrices of a device."""
+        """Bytes of the matrices of a device."""
         return 3 * self.experts_here * self.embed * self.hidden * self.itemsize
 
 
@@ -108,9 +103,9 @@ class Prediction:
     Attributes:
       strategy, chunks, combine, overlap, save: see `expert_parallel_mlp`.
       copy_engines: whether copy engines send what a ppermute sends.
-      dispatch_bytes, combine_bytes: what leaves a device on the way to the experts and back.
+      sent_bytes: what leaves a device on the way to the experts, and again on the way back.
       buffer_bytes: of the rows of D features that a device has room for at a time.
-      dispatch_seconds, combine_seconds: what the two legs take if nothing else runs.
+      sent_seconds: what either way takes if nothing else runs.
       forward_seconds, step_seconds: the layer, and with its backward pass, for balanced experts.
       local_forward_seconds, local_step_seconds: the same rows without communication.
     """
@@ -121,11 +116,9 @@ class Prediction:
     overlap: bool
     save: Save
     copy_engines: bool
-    dispatch_bytes: int
-    combine_bytes: int
+    sent_bytes: int
     buffer_bytes: int
-    dispatch_seconds: float
-    combine_seconds: float
+    sent_seconds: float
     forward_seconds: float
     step_seconds: float
     local_forward_seconds: float
@@ -133,12 +126,12 @@ class Prediction:
 
     @property
     def forward_fraction(self) -> float:
-        """Of the speed of a layer that does not communicate."""
+        """Share of the speed of a layer that does not communicate, forward."""
         return self.local_forward_seconds / self.forward_seconds
 
     @property
     def step_fraction(self) -> float:
-        """The same of forward and backward passes together."""
+        """That share, of forward and backward passes together."""
         return self.local_step_seconds / self.step_seconds
 
 
@@ -158,25 +151,19 @@ def predict(
     row_bytes = shape.embed * shape.itemsize
     gathers = strategy == "all_gather"
     if gathers:
-        there = back = (sources - 1) * shape.tokens * row_bytes
-        if shape.in_8_bits:
-            there = (sources - 1) * shape.tokens * (shape.embed + 4 * cdiv(shape.embed, BLOCK))
-        rates = _RATES[combine]
+        sent = (sources - 1) * shape.tokens * row_bytes
+        rate = PPERMUTE if combine == "ppermute" else ALL_TO_ALL
     else:
-        there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
-        rates = RAGGED_ALL_TO_ALL, RAGGED_ALL_TO_ALL
+        sent = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
+        rate = RAGGED_ALL_TO_ALL
     collectives, latency = chunks, LATENCY
     copy_engines = copy_engines and gathers and combine == "ppermute"
     if gathers and combine == "ppermute":
         collectives *= sources - 1
     if copy_engines:
-        rates, latency = (COPY_ENGINES,) * 2, COPY_ENGINES_LATENCY
+        rate, latency = COPY_ENGINES, COPY_ENGINES_LATENCY
     fixed = collectives * latency
-    # Cotangents of results are gathered as they are.
-    legs = [
-        size / rate + fixed if size else 0.0
-        for size, rate in ((there, rates[0]), (back, rates[1]), (back, rates[0]))
-    ]
+    leg = sent / rate + fixed if sent else 0.0
     rows = shape.buffer_rows(chunks, buffer_factor)
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
@@ -184,14 +171,14 @@ def predict(
         backward -= _copy_seconds(shape)
     elif save == "nothing":
         products = forward - 2 * _copy_seconds(shape)  # of which one is not repeated
-        backward += legs[0] + 2 / 3 * products + _copy_seconds(shape)
+        backward += leg + 2 / 3 * products + _copy_seconds(shape)
     of_choices = LATENCY if sources > 1 else 0
-    forward += legs[0] + legs[1] + of_choices
-    backward += legs[2] + legs[1] + of_choices
+    forward += 2 * leg + of_choices
+    backward += 2 * leg + of_choices
     # Every leg counts, but for gradients of tokens beside products of weights' gradients: NCCL's
     # kernels take places of the products for as long as they are there.
-    if overlap and copy_engines and back:
-        backward -= legs[1] - fixed
+    if overlap and copy_engines and sent:
+        backward -= leg - fixed
     return Prediction(
         strategy,
         chunks,
@@ -199,11 +186,9 @@ def predict(
         overlap,
         save,
         copy_engines,
-        there,
-        back,
+        sent,
         rows * row_bytes,
-        dispatch_seconds=legs[0],
-        combine_seconds=legs[1],
+        leg,
         forward_seconds=forward,
         step_seconds=forward + backward,
         local_forward_seconds=local_forward,
@@ -219,7 +204,7 @@ def choose(
     can_keep_rows: bool = True,
     copy_engines: bool = False,
 ) -> Prediction:
-    """What is wanted; of what that leaves open, what is faster.
+    """The way to compute a layer: `wanted`, and the fastest of what it leaves open.
 
     The choice does not depend on who sends.
 
@@ -270,13 +255,6 @@ def _with_defaults(
         overlap=overlap,
         save=save,
     )
-
-
-_RATES = {
-    "psum_scatter": (ALL_GATHER, PSUM_SCATTER),
-    "all_to_all": (ALL_TO_ALL, ALL_TO_ALL),
-    "ppermute": (PPERMUTE, PPERMUTE),
-}
 
 
 def _copy_seconds(shape: Shape) -> float:

@@ -28,9 +28,9 @@ FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
 LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
-"""What shares a scale in lhs [m, k]. The kernels know each by its index."""
+"""Which elements of lhs [m, k] share a scale. The kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
-"""What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
+"""Which elements of rhs [g, k, n] share a scale. The kernels know each by its index."""
 
 Shape = tuple[int, ...]
 
@@ -83,7 +83,7 @@ VIEWED_ROWS, VIEWED_RHS = 0, 2
 
 
 def view_of(flat: jax.Array, view: Shape) -> jax.Array:
-    """What `view` of a `ScaledView` says is there."""
+    """The array that `view` of a `ScaledView` describes."""
     first, *shape = view
     return flat[first : first + math.prod(shape)].reshape(shape)
 
@@ -138,11 +138,6 @@ def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
     """Shapes of the values and scales of rows transposed in blocks, each of one group."""
     blocks = row_blocks(m, num_groups)
     return (blocks, cols, BLOCK), (blocks, cols)
-
-
-def block_maxima(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
-    """Shapes of the largest of blocks of 1 x 128 and of 128 x 1."""
-    return (g, rows, cdiv(cols, BLOCK)), (g, cdiv(rows, BLOCK), cols)
 
 
 def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
 
 KIND = "recipe"
-"""Of the coefficients."""
+"""The name of the coefficients."""
 
 SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
 """Columns of matrices of 16 bits that are loaded at once, and how much longer than a copy the
@@ -34,7 +34,7 @@ quantiser of others takes, which loads and stores single elements."""
 
 @dataclasses.dataclass
 class Cost:
-    """What a computation consists of, in seconds before coefficients.
+    """The parts of a computation, in seconds before coefficients.
 
     Attributes:
       target: the device.
@@ -103,9 +103,8 @@ class Cost:
         return max(multiply_adds / rate, moved / target.rates.bandwidth)
 
 
-def _once(recipe: Recipe) -> int:
-    """Bytes moved to quantise an element of 16 bits. Scales of whole rows take a pass before."""
-    return 3 if recipe.scaling == "blockwise" else 5
+ONCE = 3
+"""Bytes moved to quantise an element of 16 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,27 +136,22 @@ class Dot:
         )
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
-        """What `fp8_ragged_dot` consists of."""
+        """Adds the parts of `fp8_ragged_dot`."""
         g, m, k, n = self.g, self.m, self.k, self.n
         forward, wgrad = recipe.forward == "fp8", training and recipe.wgrad == "fp8"
         dgrad = training and recipe.dgrad == "fp8"
         for columns, plain in ((k, forward), (n, dgrad)):
-            if plain and wgrad and recipe.scaling == "blockwise":
-                cost.move(m * columns * (_once(recipe) + 1))
-            else:
-                if plain:
-                    cost.move(m * columns * _once(recipe))
-                if wgrad:
-                    cost.move(m * columns * 3)
+            if plain or wgrad:
+                cost.move(m * columns * (ONCE + (plain and wgrad)))
         if forward or dgrad:
-            cost.quantize_weights(g, k, n, _once(recipe) + (forward and dgrad))
+            cost.quantize_weights(g, k, n, ONCE + (forward and dgrad))
         cost.multiply(g, m, k, n, 1 if forward else 2)
         if training:
             cost.multiply(g, m, n, k, 1 if dgrad else 2)
             cost.contract(g, m, k, n, 1 if wgrad else 2)
 
     def in_bf16(self, cost: Cost, *, training: bool) -> None:
-        """What `ragged_dot` consists of."""
+        """Adds the parts of `ragged_dot`."""
         cost.multiply(self.g, self.m, self.k, self.n, 2)
         if training:
             cost.multiply(self.g, self.m, self.n, self.k, 2)
@@ -195,31 +189,28 @@ class Layer:
         return is_static(self.tokens) and Dot(self.g, self.m, self.embed, self.hidden).is_known
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
-        """What a layer with a recipe consists of."""
+        """Adds the parts of a layer with a recipe."""
         if (recipe.forward, recipe.dgrad) != ("fp8", "fp8"):
             return self._composed(recipe, cost, training=training)
         g, m, d, f = self.g, self.m, self.embed, self.hidden
         both = self.projections * round_up(f, BLOCK)
-        once = _once(recipe)
-        # Of what a kernel computes, quantised by it or by passes after it.
-        computed = 1 if recipe.scaling == "blockwise" else 2 + once
-        each = once + training
+        each = ONCE + training
         for _ in range(self.projections):
             cost.quantize_weights(g, d, f, each)
-        self._quantize_rows(once, cost)
+        self._quantize_rows(cost)
         cost.multiply(g, m, d, both, 1)
         if self.has_down:
             cost.quantize_weights(g, f, d, each)
-            cost.move(m * (2 * both + computed * f))
+            cost.move(m * (2 * both + f))
             cost.multiply(g, m, f, d, 1)
             self._add_up(cost)
         if not training:
             return
         wgrad = 1 if recipe.wgrad == "fp8" else 2
         if self.has_down:
-            self._quantize_rows(once, cost)
+            self._quantize_rows(cost)
             cost.multiply(g, m, d, f, 1)
-        cost.move(m * (2 * (both + f) + computed * both + wgrad * (both + f)))
+        cost.move(m * (2 * (both + f) + both + wgrad * (both + f)))
         cost.multiply(g, m, both, d, 1)
         self._add_up(cost)
         for _ in range(1 + self.has_down):  # x, and the gradient of the result
@@ -229,7 +220,7 @@ class Layer:
         self._gradients(wgrad, cost)
 
     def in_bf16(self, cost: Cost, *, training: bool) -> None:
-        """What a layer without a recipe consists of."""
+        """Adds the parts of a layer without a recipe."""
         g, m, d, f = self.g, self.m, self.embed, self.hidden
         both = self.projections * round_up(f, BLOCK)
         self._copy(cost)
@@ -264,8 +255,8 @@ class Layer:
             self._copy(cost)
             cost.move(2 * m * d * 3 * (self.projections - 1))
 
-    def _quantize_rows(self, once: int, cost: Cost) -> None:
-        cost.move(once * (self.tokens or self.m) * self.embed)
+    def _quantize_rows(self, cost: Cost) -> None:
+        cost.move(ONCE * (self.tokens or self.m) * self.embed)
         if self.tokens:
             cost.move(2 * self.m * self.embed, launches=2)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from jax.typing import DTypeLike
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
-from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from jax_grouped_gemm._src.plan import Product
@@ -27,24 +25,14 @@ from jax_grouped_gemm._src.tile_choices import TileChoices
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 """The names under which backward passes have their quantised operands."""
 
-LHS_SCALING = {"blockwise": "1x128", "rowwise": "1xk", "tensorwise": "tensor"}
-RHS_SCALING = {"blockwise": "128x128", "rowwise": "kx1", "tensorwise": "group"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Products:
-    """What a call's products have in common, all of it static."""
+    """The static parameters that a call's products share."""
 
     recipe: Recipe
     implementation: Implementation
     tiles: TileChoices
-
-    def counted(self, x: jax.Array, owned: Callable[[], jax.Array]) -> jax.Array:
-        """x [m, k] as `quantize_rows` takes it: with the one scale of "tensorwise", zeros where
-        `owned` [m] does not hold, so that no other row has a say in it."""
-        if self.recipe.scaling != "tensorwise":
-            return x
-        return jnp.where(owned()[:, None], x, 0)
 
     def quantize_rows(
         self,
@@ -58,16 +46,12 @@ class Fp8Products:
         """x [m, k]: the forms (plain, transposed) of those asked for, None for the others."""
         params = self._quantize_params(dtype)
         rows = columns = None
-        if plain and self.recipe.scaling != "blockwise":
-            (values, scales), _ = self._quantize_channels([x[None]], dtype, plain=True)
-            rows = Scaled(values[0], scales[0])
-            plain = False
         if transposed:
             *rest, values, scales = quantizers.quantize_ragged(
                 x, group_sizes, plain=plain, transposed=True, **params
             )
             columns = Scaled(values, scales)
-            rows = Scaled(*rest) if plain else rows
+            rows = Scaled(*rest) if plain else None
         elif plain:
             rows = Scaled(*quantizers.quantize_rows(x, **params))
         return rows, columns
@@ -77,10 +61,8 @@ class Fp8Products:
         if not (plain or transposed):
             return None, None
         forms = dict(plain=plain, transposed=transposed)
-        dtype = self.recipe.forward_dtype
-        if self.recipe.scaling != "blockwise":
-            return self._quantize_channels([x], dtype, **forms)
-        return _in_forms(quantizers.quantize_blocks, x, **forms, **self._quantize_params(dtype))
+        params = self._quantize_params(self.recipe.forward_dtype)
+        return _in_forms(quantizers.quantize_blocks, x, **forms, **params)
 
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
@@ -88,54 +70,8 @@ class Fp8Products:
         """`quantize_weights` of x and y [g, k, n] side by side, each with zeros up to a multiple of
         128 columns."""
         forms = dict(plain=plain, transposed=transposed)
-        if self.recipe.scaling == "blockwise":
-            params = self._quantize_params(self.recipe.forward_dtype)
-            return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)
-        return self._quantize_channels([x, y], self.recipe.forward_dtype, **forms)
-
-    def _quantize_channels(
-        self,
-        stacks: Sequence[jax.Array],
-        dtype: DTypeLike,
-        *,
-        plain: bool,
-        transposed: bool = False,
-    ) -> tuple[Any, Any]:
-        """Stacks [g, k, n] side by side as matrices: the forms (plain, transposed) of those asked
-        for. A product contracts the last dimension of either, so that is what shares a scale with
-        "rowwise" scaling; with "tensorwise", all of a matrix does."""
-        dtype = np.dtype(dtype)
-        by_row = self.recipe.scaling == "rowwise"
-        options: dict[str, Any] = dict(implementation=self.implementation)
-        maxima = [
-            quantizers.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
-            for x in stacks
-        ]
-
-        def scales_of(largest):
-            power_of_two = self.recipe.power_of_two_scales
-            return reference.scales_of_largest(largest, dtype, power_of_two)
-
-        of_rows = functools.reduce(jnp.maximum, (m[0].max(axis=2, initial=0) for m in maxima))
-        columns = jax.eval_shape(reference.side_by_side, stacks).shape[2]
-        if by_row:
-            row_scales = scales_of(of_rows)[:, :, None]
-            column_scales = jnp.ones((of_rows.shape[0], columns, 1), jnp.float32)
-            if transposed:
-                of_columns = [m[1].max(axis=1, initial=0) for m in maxima]
-                column_scales = scales_of(reference.side_by_side(of_columns))[:, :, None]
-        else:
-            row_scales = column_scales = scales_of(of_rows.max(axis=1, initial=0))[:, None, None]
-        scales = (
-            jnp.broadcast_to(scale[:, :, 0], (of_rows.shape[0], count))
-            for scale, count in ((row_scales, of_rows.shape[1]), (column_scales, columns))
-        )
-        options |= dict(dtype=dtype, plain=plain, transposed=transposed)
-        values = iter(quantizers.quantize_channels(*stacks, *scales, **options))
-        return (
-            Scaled(next(values), row_scales) if plain else None,
-            Scaled(next(values), column_scales) if transposed else None,
-        )
+        params = self._quantize_params(self.recipe.forward_dtype)
+        return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)
 
     def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
         return dict(
@@ -178,9 +114,9 @@ class Fp8Products:
     def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
         return dict(
             transpose_rhs=True,
-            lhs_scaling=LHS_SCALING[self.recipe.scaling],
-            rhs_scaling=RHS_SCALING[self.recipe.scaling],
-            fast_accumulation=self.recipe.fast_accumulation,
+            lhs_scaling="1x128",
+            rhs_scaling="128x128",
+            fast_accumulation=False,
             preferred_element_type=dtype,
             implementation=self.implementation,
             **self.tiles.params(which),

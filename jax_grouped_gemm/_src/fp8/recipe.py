@@ -1,4 +1,4 @@
-"""Recipes: what of a ragged matmul, or of an MLP, is computed in FP8, and what shares a scale."""
+"""Recipes: what of a ragged matmul, or of an MLP, is computed in FP8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice
 from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype
 
 Precision = Literal["fp8", "bf16"]
-Scaling = Literal["blockwise", "rowwise", "tensorwise"]
+Scaling = Literal["blockwise"]
+
+_OTHER_SCALING = (
+    "scaling must be 'blockwise', got {!r}: recipes with scales of whole rows or matrices were "
+    "slower and no more exact. For such scales, multiply what `quantize` returns for the formats "
+    "'fp8_row' and 'fp8_tensor' with `ragged_dot`"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +36,11 @@ class Recipe:
       forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
       gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
         e5m2 has more range within a block.
-      scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
-        and 128 x 128 of weights; "rowwise", each row of lhs and each column of a matrix;
-        "tensorwise", all rows of lhs that are multiplied and each matrix. wgrad in FP8 is in blocks
-        of 1 x 128 along the rows of a group whatever this says, but for tokens in layers, and the
-        gradient of what is summed up to tokens: each of their columns has one scale, of all tokens,
-        those without an expert here included.
+      scaling: what shares a scale in the forward product and dgrad. The only choice is "blockwise",
+        1 x 128 of rows and 128 x 128 of weights. wgrad in FP8 has blocks of 1 x 128 along the rows
+        of a group. In layers, tokens and the gradient of what is summed up to tokens have one scale
+        a column instead, of all tokens, those without an expert here included.
       power_of_two_scales: rounds scales up to powers of two.
-      fast_accumulation: lets tensor cores alone add up the products of forward and dgrad, see
-        `scaled_ragged_dot`; for "rowwise" and "tensorwise" scaling.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
@@ -57,42 +59,25 @@ class Recipe:
     gradient_dtype: DTypeLike = jnp.float8_e4m3fn
     scaling: Scaling = "blockwise"
     power_of_two_scales: bool = False
-    fast_accumulation: bool = False
 
     def __post_init__(self):
         for name in ("forward", "dgrad", "wgrad"):
             checked_choice(name, getattr(self, name), get_args(Precision))
-        checked_choice("scaling", self.scaling, get_args(Scaling))
+        if self.scaling != "blockwise":
+            raise ValueError(_OTHER_SCALING.format(self.scaling))
         checked_boolean("power_of_two_scales", self.power_of_two_scales)
-        if checked_boolean("fast_accumulation", self.fast_accumulation) and (
-            self.scaling == "blockwise"
-        ):
-            raise ValueError(
-                "fast_accumulation must be False with scaling='blockwise', whose scales change "
-                "along the contracted dimension"
-            )
         for name in ("forward_dtype", "gradient_dtype"):
             object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """What quantised weights depend on."""
-        return self.scaling, np.dtype(self.forward_dtype), self.power_of_two_scales
+        """The fields on which quantised weights depend."""
+        return np.dtype(self.forward_dtype), self.power_of_two_scales
 
     @classmethod
     def blockwise(cls, **options: Any) -> Recipe:
         """DeepSeek-V3's: a scale for 1 x 128 of rows and 128 x 128 of weights."""
         return cls(scaling="blockwise", **options)
-
-    @classmethod
-    def rowwise(cls, **options: Any) -> Recipe:
-        """A scale for each row and each column of a matrix, as in torch's `_scaled_grouped_mm`."""
-        return cls(scaling="rowwise", **options)
-
-    @classmethod
-    def tensorwise(cls, **options: Any) -> Recipe:
-        """One scale for all rows of a product, found anew each time, and one for each matrix."""
-        return cls(scaling="tensorwise", **options)
 
 
 def checked_recipe(recipe: Any) -> Recipe:

@@ -31,7 +31,7 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 
 
 def _params(format: Format) -> dict[str, Any]:
-    """Of the quantisers: packed values are of float8_e4m3fn."""
+    """The parameters of the quantisers. Packed values are float8_e4m3fn."""
     return dict(dtype=E4M3 if format.values == UINT8 else format.values, power_of_two=False)
 
 
@@ -98,7 +98,7 @@ LHS_SCALINGS: dict[str, LhsScaling] = {
     "fp8_row": "1xk",
     "fp8_tensor": "tensor",
 }
-"""What shares a scale in rows of each format, as `scaled_ragged_dot` names it."""
+"""Which elements of rows share a scale in each format, as `scaled_ragged_dot` names it."""
 
 FAST = {
     None: False,

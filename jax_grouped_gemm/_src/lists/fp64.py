@@ -1,4 +1,4 @@
-"""What the kernels on the FP64 tensor cores take, and how fast they are."""
+"""The operands of the kernels on the FP64 tensor cores, and how fast these are."""
 
 from __future__ import annotations
 

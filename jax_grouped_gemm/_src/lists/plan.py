@@ -108,7 +108,7 @@ def plan_list(
     # Kernels write the type of their operands, or float32.
     is_same, terms = problem.result_dtype == problem.dtype, problem.terms
     written = problem.result_dtype if is_same else np.dtype(np.float32)
-    # Of float32 operands, TMA addresses the float16 parts.
+    # TMA addresses the float16 parts of float32 operands.
     dtype, aligned = float32.PART_DTYPE if terms else problem.dtype, taking[0].alignment
     multiples = max(aligned // dtype.itemsize, 1), max(aligned // written.itemsize, 1)
     addressable = problem.padded(multiples, written)

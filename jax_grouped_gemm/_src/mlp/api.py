@@ -246,7 +246,7 @@ def _checked(
 def _checked_biases(
     function: str, biases: Biases | None, *, with_down: bool
 ) -> list[jax.Array | None]:
-    """Those of gate, up and down."""
+    """The biases of gate, up and down."""
     number = 2 + with_down
     if biases is None:
         return [None] * 3
@@ -260,7 +260,7 @@ def _checked_biases(
 
 
 def _label(name: str) -> str:
-    """What the caller knows an operand as."""
+    """The caller's name of an operand."""
     return f"biases[{BIASES.index(name)}]" if name in BIASES else name
 
 

@@ -94,7 +94,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     up = jnp.zeros((1, columns), gate.dtype) if given.up is None else given.up
     like_up = jax.ShapeDtypeStruct(up.shape, up.dtype)
     assert plan.tile is not None
-    # Of a gradient of weights, one sum for each tile's columns.
+    # Partial sums of the gradients of weights, one for each tile's columns.
     partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
         GATED_TRANSPOSE_TARGET,

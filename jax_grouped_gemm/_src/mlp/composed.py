@@ -1,4 +1,4 @@
-"""The MLP of experts as separate products, whatever computes them: what the fused forms equal."""
+"""The MLP of experts as separate products. The fused forms compute the same."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fp8.choice.plan import bf16_choice
 from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
-from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
@@ -84,7 +83,7 @@ class Experts:
     @property
     def options(self) -> Options:
         """The parameters of primitives."""
-        # What moves rows ends at the last valid one, and nothing but biases reads the others.
+        # Moves of rows end at the last valid one, and only biases read the others.
         some = self.counts_rows and not self.reads_every_row and not self.weights.has_biases
         return Options.of(
             self.activation,
@@ -142,14 +141,6 @@ class Experts:
             return self, sizes
         return dataclasses.replace(self, recipe=None), noted(sizes, choice)
 
-    def takes_rows_of(self, recipe: Recipe) -> bool:
-        """Whether products take tokens that are quantised by another recipe as they are."""
-        own = self.recipe
-        if own is None or self.weights_on_input or (own.forward, own.dgrad) != ("fp8", "fp8"):
-            return False
-        names = "scaling", "forward_dtype", "power_of_two_scales"
-        return all(getattr(own, name) == getattr(recipe, name) for name in names)
-
     def takes_tokens(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
         """Whether `mlp` takes tokens as they are; if not, `on_rows` takes copies of them."""
         if callable(self.implementation) or self.weights_on_input:
@@ -194,29 +185,24 @@ class Experts:
         weights: jax.Array | None,
         groups: Groups,
         *,
-        tokens: Scaled | None = None,
         combines: bool = False,
     ) -> jax.Array:
         """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
 
         Args:
           rows, weights, groups: checked operands.
-          tokens: what a recipe quantises of `rows.x`, if it is quantised already.
           combines: whether the rows of each token are summed up, which products in FP8 do.
         """
         given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
         if not self.in_fp8:
             return packed.mlp(self.function, self.options, self._operands(*given).aligned())
-        return self._with_arrays(
-            rows.x, lambda experts: experts._mlp_in_fp8(*given, tokens, combines)
-        )
+        return self._with_arrays(rows.x, lambda experts: experts._mlp_in_fp8(*given, combines))
 
     def _mlp_in_fp8(
         self,
         rows: Rows,
         row_scales: jax.Array | None,
         groups: Groups,
-        tokens: Scaled | None,
         combines: bool,
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
@@ -251,7 +237,7 @@ class Experts:
                     "take Python numbers or NumPy arrays, or another recipe"
                 )
             static = recipe, self.activation, implementation
-            return fp8_layer.mlp(*static, operands, quantized, tokens, combines=combines)
+            return fp8_layer.mlp(*static, operands, quantized, combines=combines)
         matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
         rows = Rows(on_rows(operands.rows))
         owned = owned_rows(*operands.groups.indices, self.weights.count, rows.num_rows)

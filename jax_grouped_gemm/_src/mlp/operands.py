@@ -116,7 +116,7 @@ class ExpertWeights:
 
     @property
     def biases(self) -> tuple[jax.Array | None, ...]:
-        """Those of gate, up and down."""
+        """The biases of gate, up and down."""
         return self.b0, self.b1, self.bo
 
     @property
@@ -194,7 +194,7 @@ class MlpOperands:
 
     @property
     def packed_products(self) -> list[PackedProblem]:
-        """Those of quantised matrices: of gate and up, which is one, and of down."""
+        """The problems of products by quantised matrices: gate and up as one, and down."""
         quantized, groups = self.experts.quantized, self.groups.sizes.shape[0]
         dtypes = dtypes_of(self)
         products = dict(wi_0=len(self.experts.projections), wo=1)
@@ -239,7 +239,7 @@ class DownOperands:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GradientOperands:
-    """What the gradients of a hidden layer follow from."""
+    """The operands of the gradients of a hidden layer."""
 
     dy: jax.Array  # [m, D]
     wo: jax.Array
@@ -300,7 +300,7 @@ class TangentOperands:
 
     @property
     def groups(self) -> Groups:
-        """Those of the rows."""
+        """The groups of the rows."""
         return self.primals.groups
 
 

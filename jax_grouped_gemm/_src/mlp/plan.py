@@ -60,7 +60,7 @@ PAIRED_COLUMNS = 2048
 
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
-# What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
+# The cost of a column of a narrow tile, in columns of a wide one: its operands are read more often.
 # 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
 NARROW_COLUMN = 1.2
 
@@ -175,7 +175,7 @@ def _gated_epilogue(problem: MlpProblem[MlpOperands]) -> str:
 
 
 def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
-    """What becomes of the sums of gate and up."""
+    """The epilogue of the sums of gate and up, in words."""
     gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
     if experts.has_up:

@@ -43,7 +43,7 @@ LETTERS = dict(
 columns is not the same part of both."""
 
 OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
-"""Those of tokens, whose rows are told of all."""
+"""Dimensions of tokens, which `rows`, `inverse` and `count` map to rows."""
 
 
 def _dims(tree, to, whole) -> Dims:

@@ -1,4 +1,4 @@
-"""What a plan is made for: one operation of an MLP, with its operands."""
+"""The problem of a plan: one operation of an MLP, with its operands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Matrices that are split over devices, made whole on one device each, and split again.
 
-What is split inside of matrices is exchanged twice: before the iteration each device gets some of
+Matrices that are split inside are exchanged twice. Before the iteration each device gets some of
 the matrices as a whole, and afterwards its part of all results. All leaves share one exchange,
 which for two devices is cut into chunks: copy engines bring one while another is iterated on.
 """
@@ -188,7 +188,7 @@ def _chunks(counts: Sequence[int], nbytes: int, devices: int) -> list[dict[int, 
 
 @dataclasses.dataclass(frozen=True)
 class _Exchange:
-    """Of a stack of parts of matrices [g, m, n], one dimension of which is split."""
+    """The exchange of a stack of parts of matrices [g, m, n], one dimension of which is split."""
 
     shape: tuple[int, ...]  # of the parts
     dim: int
@@ -237,7 +237,7 @@ class _Leg(NamedTuple):
 def _exchanged(
     legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
 ) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
-    """What came of each leg: one all-to-all of them all, of bits, which nothing converts.
+    """The result of each leg: one all-to-all of them all, of bits, which nothing converts.
 
     Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
     kernel, which waits for all that it reads.

@@ -138,7 +138,7 @@ def gram(
     products: Products,
     precondition: Precondition | None = None,
 ) -> Stacks:
-    """The same steps of each segment on R = X X^T, then one product with X."""
+    """The steps of each segment on R = X X^T, then one product with X."""
     for segment, triples in enumerate(segments):
         rs, qs = products.gram(xs), None
         scales = precondition(products, rs) if precondition and segment == 0 else None

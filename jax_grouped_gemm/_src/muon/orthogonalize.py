@@ -143,7 +143,7 @@ def orthogonalize(
                 outs[i] = y.reshape(xs[i].shape)
         return outs
 
-    # What has no elements has no norm either.
+    # A matrix without elements has no norm.
     chosen = [i for i, x in enumerate(matrices) if x.size]
     splits = {i: split_of(f"shardings[{i}]", matrices[i], shardings[i]) for i in chosen}
     outs = list(matrices)
@@ -251,7 +251,7 @@ def _power_of_two(x: jax.Array) -> jax.Array:
     norm = _norm(x.astype(at_least_float32(x.dtype)))
     # By bits: `jnp.frexp` of a norm that is split gathers it in JAX 0.12.
     biased = lax.bitcast_convert_type(norm.astype(jnp.float32), jnp.int32) >> 23
-    # What has no norm in float32 is as good as zero, and stays as it is.
+    # A matrix without a norm in float32 is as good as zero, and stays as it is.
     inverse = jnp.where(biased == 0, 127, jnp.clip(253 - biased, 1, 253))
     return lax.bitcast_convert_type(inverse << 23, jnp.float32)
 

@@ -11,7 +11,7 @@ from jax.export import register_namedtuple_serialization
 State = TypeVar("State")
 Path = tuple[str, ...]
 
-# What comes before the parts of a partition in the paths of Optax's states.
+# The name that comes before the parts of a partition in paths of Optax's states.
 _PARTS = "inner_states"
 
 
@@ -47,7 +47,7 @@ def load_muon_state(state: State, checkpoint: Any) -> State:
 
     def load(path, leaf):
         name = _name(path)
-        # Of the optimiser, not of what it has seen.
+        # It belongs to the optimiser, and not to what that has seen.
         if name[-1:] == ("ns_coeffs",):
             return leaf
         found = next((saved[x] for x in _places(name) if x in saved), None)

@@ -301,7 +301,7 @@ def _scale_by_shape(
         structure: Any
         leaves, structure = jax.tree.flatten(updates)
         axes = _axes(numbers, updates)
-        # What follows is added up in float32, and rounded once.
+        # The terms that follow are added up in float32, and rounded once.
         wide = _widened(leaves)
         scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, wide, strict=True)]
         return structure.unflatten(scaled), state
@@ -324,7 +324,7 @@ def _in_float32(
     partition: optax.GradientTransformationExtraArgs,
     labels: Callable[[Any], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """The same with AdamW's sums in float32 at least, and updates rounded once."""
+    """`partition` with AdamW's sums in float32 at least, and updates rounded once."""
 
     def update(updates, state, params=None, **extra):
         if isinstance(state, MuonState):

@@ -38,7 +38,7 @@ Schedule = Callable[[jax.Array], ArrayLike]
 
 
 class OptimizerState(NamedTuple):
-    """What an `Optimizer` keeps beside the parameters."""
+    """The state of an `Optimizer`."""
 
     inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
     master: Any  # float32 copies of parameters of 16 bits, None for others
@@ -73,7 +73,7 @@ class Optimizer:
 
     Attributes:
       rule: how weights change.
-      recipe: that of the layers. Its scaling is "blockwise".
+      recipe: that of the layers.
       select: called with the names of a leaf, a tuple, and the leaf: whether it is quantised. The
         others are updated in the same step.
       max_norm: if given, gradients are scaled down to this global norm, as
@@ -93,11 +93,6 @@ class Optimizer:
     def __post_init__(self):
         recipe = checked_recipe(self.recipe)
         check_is_fused("optim", recipe)
-        if recipe.scaling != "blockwise":
-            raise ValueError(
-                "optim: recipe must have scaling='blockwise', since a scale of whole rows or "
-                f"matrices is not known when a block of them is written; got {recipe.scaling!r}"
-            )
         if not callable(self.select):
             raise TypeError(f"optim: select must be callable, got {self.select!r}")
         checked_boolean("skip_nonfinite", self.skip_nonfinite)
@@ -199,7 +194,7 @@ class Optimizer:
         )
 
     def _options(self, member: Member) -> Options:
-        """Those of the step of one leaf of a group."""
+        """The options of the step of one leaf of a group."""
         return Options(
             self.recipe.power_of_two_scales, self.implementation, member.part, member.parts
         )
@@ -284,7 +279,7 @@ def adamw(
       mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
         that returns one: which leaves decay. None: all.
       nesterov: whether to look ahead by one gradient.
-      recipe: that of the layers, with scaling="blockwise" and both products of rows in FP8.
+      recipe: that of the layers, with both products of rows in FP8.
       select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
         of three dimensions or more.
       nu_dtype: of the mean of squares, float32 (None) or bfloat16.
@@ -293,7 +288,7 @@ def adamw(
     Raises:
       TypeError: `recipe` is none, a dtype is neither float32 nor bfloat16, or an option is no
         boolean.
-      ValueError: `recipe` has another scaling, or products of rows in bf16.
+      ValueError: `recipe` has products of rows in bf16.
     """
     dtypes = {}
     for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):

@@ -24,7 +24,7 @@ class Weights(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a step has to know beside its operands."""
+    """The static parameters of a step."""
 
     power_of_two: bool
     implementation: Implementation

@@ -1,4 +1,4 @@
-"""What one step of an optimiser updates: matrices, their FP8 forms, and how those are joined."""
+"""The problem of one step of an optimiser: matrices, their FP8 forms, and how those are joined."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The same as a primitive's parameters."""
+        """The layout as a primitive's parameters."""
         return dataclasses.asdict(self)
 
     @property

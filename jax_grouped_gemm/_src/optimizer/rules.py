@@ -37,7 +37,7 @@ class Rule(Protocol):
     def begin(
         self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
     ) -> Step:
-        """What one step does to each leaf."""
+        """The update of each leaf in one step."""
 
 
 class Step(Protocol):

@@ -65,7 +65,7 @@ class Group:
             of_matrix = _no_forms(leaves[members[0].leaf], len(members), recipe)
             for member in members:
                 leaf = leaves[member.leaf]
-                # What is added changes no number, not even the sign of a zero. A step keeps leaves
+                # The sum changes no number, not even the sign of a zero. A step keeps leaves
                 # of any rank split as they are.
                 nothing = jnp.full_like(leaf, -0.0, jnp.bfloat16)
                 old = Weights(leaf, of_matrix)
@@ -105,7 +105,7 @@ def _no_forms(leaf: Any, parts: int, recipe: Recipe) -> tuple[jax.Array, ...]:
 
 
 def groups_of(params: Any, select: Select) -> list[Group]:
-    """What is quantised of the parameters.
+    """The groups of parameters that are quantised.
 
     Raises:
       TypeError: a chosen leaf is no stack of matrices of floating-point numbers.
@@ -181,7 +181,7 @@ def _is_mlp(shapes: Mapping[Path, Any], gate: Path, up: Path, down: Path) -> boo
 
 
 def _name(key: Any) -> Any:
-    """What a key of a path in a tree is called."""
+    """The name of a key of a path in a tree."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)

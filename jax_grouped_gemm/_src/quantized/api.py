@@ -90,8 +90,8 @@ def quantize(
 def dequantize(q: QuantizedArray, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
     """The matrices [..., k, n] of a `QuantizedArray` as an array of `dtype`.
 
-    MXFP4 is exact in bfloat16 and float32, subnormals included. Of int4 the product of code and
-    scale is rounded once. Of int8 and FP8 it is rounded to float32 and then to `dtype`.
+    MXFP4 is exact in bfloat16 and float32, subnormals included. For int4 the product of code and
+    scale is rounded once. For int8 and FP8 it is rounded to float32 and then to `dtype`.
 
     Args:
       q: what `quantize`, `from_codes` or `checkpoints` return.

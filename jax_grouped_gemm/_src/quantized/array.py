@@ -138,12 +138,12 @@ class QuantizedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """What `dequantize` returns by default."""
+        """The dtype that `dequantize` returns by default."""
         return np.dtype(jnp.bfloat16)
 
     @property
     def nbytes(self) -> int:
-        """What all arrays take."""
+        """Bytes of all arrays."""
         return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(self))
 
     def dequantize(self, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
@@ -154,13 +154,13 @@ class QuantizedArray:
         return self.dequantized(dtype)
 
     def dequantized(self, dtype: np.dtype, reason: str = "") -> jax.Array:
-        """The same for operations; `reason` is why no kernel multiplies the matrices packed."""
+        """`dequantize` for operations; `reason` is why no kernel multiplies the matrices packed."""
         out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype, reason)
         return out.reshape(self.shape)
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
-        """Those that there are, by name."""
+        """The arrays that there are, by name."""
         return {name: x for name, x in self._parts._asdict().items() if x is not None}
 
     def unpack(self) -> Codes:
@@ -285,7 +285,7 @@ def _parts_of(format: Format, matrix: Matrix) -> Parts:
 
 @functools.lru_cache(maxsize=1024)
 def dimensions(format: Format) -> Parts:
-    """Of each array of a matrix, which dimensions lie along k and along n: "k", "n" or ""."""
+    """The dimensions of each array of a matrix: "k", "n", or "" for neither."""
     if functions_of(format).quantize is None:
         if format.values_rank != 2:
             raise NotImplementedError(

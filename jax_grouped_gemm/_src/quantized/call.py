@@ -1,6 +1,6 @@
 """Custom calls of the kernels that read packed matrices.
 
-What they read are the arrays of a packed format as `pack.py` lays them out, each with one leading
+The kernels read the arrays of a packed format as `pack.py` lays them out, each with one leading
 dimension, the matrices: `values`, and those of `scales`, `channel_scales` and `zero_points` that
 the format has.
 """
@@ -21,7 +21,7 @@ UNPACK = "jax_grouped_gemm.unpack_matrices.v1"
 
 FORMATS = ("mxfp4", "int4", "int8")
 
-# Of the streaming kernel: a tile's rows and columns of the matrices, and thread blocks of a
+# The streaming kernel: a tile's rows and columns of the matrices, and thread blocks of a
 # multiprocessor.
 STREAMED_ROWS = 16
 STREAMED_COLUMNS = 128
@@ -36,7 +36,7 @@ Arrays = Mapping[str, jax.Array]
 
 
 def streamed_workspace_bytes(multiprocessors: int) -> int:
-    """What the partial sums of all thread blocks of the streaming kernel take."""
+    """Bytes of the partial sums of all thread blocks of the streaming kernel."""
     block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
     return STREAMED_BLOCKS * multiprocessors * block
 

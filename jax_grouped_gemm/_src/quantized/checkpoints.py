@@ -1,7 +1,7 @@
 """Readers of published checkpoints: their tensors as `QuantizedArray`s, codes unchanged.
 
-Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. Those of
-one expert may have any leading dimensions: stack the experts first.
+Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. A
+matrix may have any leading dimensions: stack the experts first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the elements of a quantised array are: `Format`, and the one registry of all formats.
+"""`Format`, which describes the elements of a quantised array, and the registry of all formats.
 
 `register` adds a format: what its arrays are, and functions that decode and encode one matrix.
 Operations ask the registry what to do with an operand of a format; none knows a format by name.
@@ -35,7 +35,7 @@ class ScaleLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """What the elements of a `QuantizedArray` are and how they lie in memory.
+    """The elements of a `QuantizedArray`, and how they lie in memory.
 
     Attributes:
       name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
@@ -222,7 +222,7 @@ def _known() -> str:
 
 
 def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
-    """What describes an array beside its leaves, in terms that JSON has."""
+    """The description of an array beside its leaves, in terms that JSON has."""
     return dict(
         format=format.name,
         layout=format.layout,

@@ -62,7 +62,7 @@ class PackedProblem:
 
     @classmethod
     def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
-        """Of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
+        """The problem of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
         return cls(lhs, out, rhs.format, rhs.shape, rhs.nbytes, tuple(rhs.arrays), *sizes)
 
     @property
@@ -135,8 +135,10 @@ PACKED_KERNELS = (
 
 
 def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
-    """What multiplies packed matrices, None if dequantised ones are faster. Which is faster depends
-    on the number of rows, so that batch invariance takes a kernel wherever one can run.
+    """The kernel that multiplies packed matrices, None if dequantised ones are faster.
+
+    Which is faster depends on the number of rows, so that batch invariance takes a kernel wherever
+    one can run.
 
     Programs are traced by it, before it is known what they are compiled for, so that it follows
     from shapes alone.
@@ -195,7 +197,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
 
 
 UNPACK = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
-"""What writes packed matrices as bfloat16."""
+"""The kernel that writes packed matrices as bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +232,7 @@ class DequantizeProblem:
 
     @property
     def bytes(self) -> int:
-        """What the dequantised weights take."""
+        """Bytes of the dequantised weights."""
         return self.count * math.prod(self.matrix) * self.dtype.itemsize
 
     def __str__(self) -> str:

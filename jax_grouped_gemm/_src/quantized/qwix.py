@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Codes, named
 
 _E2M1_FROM_1 = (0.5, 1, 1.5, 2, 3, 4, 6)
-"""What the codes 1 to 7 are worth."""
+"""The values of the codes 1 to 7."""
 
 
 def qwix(array: Any) -> QuantizedArray:

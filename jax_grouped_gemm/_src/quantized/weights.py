@@ -134,10 +134,10 @@ def check_weights(
 def product_of(
     function: str, lhs: QuantizedArray, name: str, rhs: QuantizedArray
 ) -> Callable[..., jax.Array]:
-    """What computes a function of rows and weights that are both quantised.
+    """The function that multiplies rows and weights that are both quantised.
 
     Raises:
-      TypeError: nothing does.
+      TypeError: there is none.
     """
     product = functions_of(rhs.format).products.get(function)
     if product is None:

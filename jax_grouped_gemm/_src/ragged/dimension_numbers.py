@@ -1,8 +1,9 @@
 """Brings the operands of a general ragged dot into the form that the primitives take.
 
-Every dimension gets a name. Those that the primitives know (m, k, n and the group dimension g)
-keep their order where a static flag can express it; all others are mapped over with `jax.vmap`,
-whose rules fold them into a known dimension or turn them into the native batch dimension.
+Every dimension gets a name. The dimensions that the primitives know (m, k, n and the group
+dimension g) keep their order where a static flag can express it. All others are mapped over with
+`jax.vmap`, whose rules fold them into a known dimension or turn them into the native batch
+dimension.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def noncontracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """`primitive` for operands of any rank, up to dimensions of size 1 in the result."""
+    """`primitive` for operands of any rank. Dimensions of size 1 may remain in the result."""
     rhs_kept = names.kept(names.rhs)
     rows = _Named(lhs, names.lhs).merge(names.contracting, "k")
     matrices = _Named(rhs, names.rhs).merge(names.contracting, "k").merge(rhs_kept[-1:], "n")
@@ -143,7 +144,7 @@ def contracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """`primitive` for operands of any rank, up to dimensions of size 1 in the result."""
+    """`primitive` for operands of any rank. Dimensions of size 1 may remain in the result."""
     if names.contracting != ("m",):
         raise NotImplementedError(
             "a ragged contracting dimension must be the only contracting dimension, got "

@@ -1,4 +1,4 @@
-"""What both forms of the reference are made of: a dot of two matrices, and masks of rows."""
+"""The parts of both forms of the reference: a dot of two matrices, and masks of rows."""
 
 from __future__ import annotations
 

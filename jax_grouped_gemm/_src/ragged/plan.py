@@ -45,7 +45,7 @@ from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
-"""What a plan takes for the average rows of a group where their number is symbolic."""
+"""The average rows of a group that a plan assumes where their number is symbolic."""
 
 R = TypeVar("R", bound=RaggedProblem)
 
@@ -133,7 +133,7 @@ def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[
 def _candidates(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], **layouts: str
 ) -> Candidates[RaggedProblem]:
-    """Those for two operands that are not FP8."""
+    """The candidates for two operands that are not FP8."""
     problem = RaggedProblem.of(op, avals, params, **layouts)
     unsupported = algorithm_reason(params["precision"])
     return Candidates(problem, KERNELS, _kernel_form(problem), unsupported, all_rows=True)

@@ -249,7 +249,7 @@ def _accumulate_batching(operands, dims, **params):
 
 
 def _product_into(accumulator, params):
-    """What is added to `accumulator`, as a function of the other operands."""
+    """The product that is added to `accumulator`, as a function of the other operands."""
     return functools.partial(
         ragged_contracting,
         num_groups=accumulator.shape[-3],

@@ -1,7 +1,7 @@
-"""What a plan is made for: a ragged product, and how its kernels deal out tiles.
+"""The problem of a plan: a ragged product, and how its kernels deal out tiles.
 
 How many tiles there are depends on the group sizes, so the kernels do this arithmetic themselves,
-on the device. What is here is for plans: groups are of equal size, and workspaces large enough for
+on the device. This module is for plans: groups are of equal size, and workspaces large enough for
 any sizes. Three schedules differ from tiles that are dealt out whole:
 
 Stream-K (Osama et al., 2023) cuts the last wave of tiles along K (`csrc/scheduler/assignment.h`).
@@ -148,12 +148,12 @@ class RaggedProblem:
 
     @property
     def multiply_adds(self) -> float:
-        """How many pairs of elements are multiplied if groups are equal: those of local ones."""
+        """Multiply-adds of the local groups, if all groups are equal."""
         local = self.g / max(self.num_groups, 1)
         return math.prod(self.batch) * self.m * local * self.k * self.n
 
     def counts(self) -> dict[str, Any]:
-        """What kernels count besides the dimensions, by name."""
+        """The sizes that kernels count besides the dimensions, by name."""
         found = {"the number of groups": self.num_groups}
         if self.batch:
             (batch,) = self.batch
@@ -166,9 +166,9 @@ class RaggedProblem:
 
     @property
     def operand_bytes(self) -> float:
-        """What is read of lhs and of rhs.
+        """Bytes that are read of lhs and of rhs.
 
-        That is rows of local groups, if all groups are equal, and weights of groups with rows.
+        Rows of local groups are read, if all groups are equal, and weights of groups with rows.
         """
         total = 0.0
         for (names, dtype), is_batched in zip(self.arrays[:2], self.batched, strict=False):
@@ -195,22 +195,23 @@ class RaggedProblem:
 
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
-"""What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
+"""Bytes that a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
-# Stream-K: (ranges, units), so many clusters share the work of so many units. The first that fits
-# is taken.
+# Stream-K: (clusters, units), so that many clusters share the work of that many units. The first
+# that fits is taken.
 RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
-"""What cutting the last wave must save."""
+"""Steps that cutting the last wave must save at least."""
 
-# Skew: shapes of which no sizes are worth cutting, or of which the kernel would look too long.
+# Skew: limits of shapes. Beyond them no sizes are worth cutting, or the kernel would look too
+# long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10
 
 
 def steps(problem: RaggedProblem) -> int:
-    """How many steps along k a kernel takes for groups of rows that stay."""
+    """Steps along k of a kernel that keeps the rows."""
     itemsize = min(problem.lhs_dtype.itemsize, 2)  # of float32, the parts
     return cdiv(problem.k * itemsize, STEP_BYTES)
 
@@ -235,7 +236,7 @@ def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
 
 
 def count_waves(problem: RaggedProblem, tile: TileConfig, clusters: int) -> int:
-    """How many units the busiest of so many clusters computes, if all groups are equal."""
+    """Units of the busiest cluster, if all groups are equal."""
     count, *_ = result_tiles(problem)
     return cdiv(count * units_of_result(problem, tile), clusters)
 
@@ -254,7 +255,7 @@ def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> f
 def stream_k_waves(units: int, steps: int, clusters: int) -> float:
     """How long `units` units of `steps` steps take on `clusters` clusters, in whole units.
 
-    What it costs to hand sums over is left out.
+    The cost of handing sums over is left out.
     """
     full, last = divmod(units, clusters)
     if last == 0:
@@ -270,8 +271,8 @@ def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
 
 
 def cut_tile(kernel: TiledKernel) -> TileConfig:
-    """The tile that a kernel cuts where groups are unequal: consumers share it, whatever they do
-    with whole ones."""
+    """The tile that a kernel cuts where groups are unequal. Consumers share it, even if they take
+    turns with whole tiles."""
     return kernel.tile if kernel.schedule == "cooperative" else DEFAULT_TILE
 
 
@@ -320,7 +321,7 @@ def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> 
 
 
 def units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
-    """What clusters compute of the result of one group, two tiles at a time where they are two."""
+    """Units of the result of one group: a tile for each thread block of a cluster."""
     _, rows, columns = result_tiles(problem)
     rows, columns = cdiv(rows, tile.tile_m), cdiv(columns, tile.tile_n)
     pairs, single = divmod(rows, tile.cluster)
@@ -335,7 +336,7 @@ def addressable_problem(problem: R) -> R:
     padded: dict[str, Any] = {}
     for names, dtype in problem.arrays:
         row = names[-1]
-        # Of float32 operands, TMA addresses the float16 parts.
+        # TMA addresses the float16 parts of float32 operands.
         itemsize = 2 if problem.terms else dtype.itemsize
         multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
         padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
@@ -363,7 +364,7 @@ LEAST_BYTES = 16
 
 
 def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target) -> int:
-    """What the kernel of a plan asks for."""
+    """Bytes of workspace of the kernel of a plan."""
     tile = kernel.tile
     if kernel.schedule == "stream_k":
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)

@@ -38,7 +38,7 @@ MAX_MULTIPLICATIONS = 2**19
 MASKED_COLUMNS = 16
 
 FORMS = ("auto", "tiles")
-"""Of what is lowered inside `with form(...)`: masks where they are as fast, or always tiles."""
+"""Forms of products inside `with form(...)`: masks where they are as fast, or always tiles."""
 form = jax.make_user_context(FORMS[0])
 
 

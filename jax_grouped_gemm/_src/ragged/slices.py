@@ -1,4 +1,4 @@
-"""What of its groups a device has that has a slice of the rows, or of the groups' matrices."""
+"""The groups of a device that has a slice of the rows, or of the groups' matrices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of_groups(
 def of_accumulator(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """The same of an accumulating product: what it adds to counts once in the sum of devices."""
+    """The slice of an accumulating product: its accumulator counts once in the sum of devices."""
     (accumulator, *others), params = of_groups(operands, params, split)
     if split.splits("m"):
         accumulator = jnp.where(split.first("m") == 0, accumulator, 0)

@@ -25,7 +25,7 @@ multiplying them, and passes over them longer still."""
 # (docs/notes/float32.md): of a call; of a wave of tiles and of each of its steps; and the share of
 # the memory's bandwidth.
 SECONDS, WAVE_SECONDS, STEP_SECONDS, SHARE = 4e-6, 1.2e-6, 1.04e-6, 0.61
-# The same of the product after passes, which also look at each group.
+# Likewise of the product after passes, which also look at each group.
 PASSES_SECONDS, GROUP_SECONDS = 14.5e-6, 0.4e-6
 PASSED_WAVE_SECONDS, PASSED_STEP_SECONDS, PASSED_SHARE = 1e-6, 0.61e-6, 0.42
 # Predictions are not that exact: splitting on the way has to be faster by more than this.
@@ -40,7 +40,7 @@ def pays(problem: RaggedProblem, target: Target) -> bool:
 
 
 def seconds(problem: RaggedProblem, target: Target) -> float:
-    """What is predicted of the kernel that splits on the way."""
+    """The predicted time of the kernel that splits on the way."""
     products = float32.products_in_kernel(problem.terms) / float32.products_in_kernel(1)
     step = STEP_SECONDS * products
     multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
@@ -51,7 +51,7 @@ def seconds(problem: RaggedProblem, target: Target) -> float:
 
 
 def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
-    """What is predicted of passes that split and of the product after them."""
+    """The predicted time of passes that split and of the product after them."""
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, problem.terms)
     step = PASSED_STEP_SECONDS * problem.terms
     waves = _waves(problem, DEFAULT_TILE, target)
@@ -63,7 +63,7 @@ def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
 
 
 def _waves(problem: RaggedProblem, tile: TileConfig, target: Target) -> int:
-    """Of tiles, the last of each group being half full, whatever the groups' sizes are."""
+    """Waves of tiles, the last of each group being half full, whatever the groups' sizes are."""
     groups, rows, columns = result_tiles(problem)
     tiles = groups * max(rows / tile.tile_m + 0.5, 1) * cdiv(columns, tile.tile_n)
     return -int(-tiles // target.multiprocessors)

@@ -1,7 +1,7 @@
 """The tables of kernels that ragged products choose from, as csrc/ragged/tiles.h has them.
 
-The first entry that runs a problem is the default; of the others, those are taken that run it and
-pay. `use_tiles` takes any that run it.
+The first entry that runs a problem is the default. A plan takes the first other entry that runs
+the problem and pays. `use_tiles` takes any that run it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ STREAM_K_MOST_WAVES = 16
 # times as much (docs/notes/ragged.md).
 STREAM_K_FEW_WAVES = 2
 STREAM_K_SAVED_STEPS = 25
-# Of narrow tiles: with 21 it takes .85 to .94 of the time, with 18 and fewer 1.06 to 1.5 times as
-# much.
+# Likewise for narrow tiles: with 21 it takes .85 to .94 of the time, with 18 and fewer 1.06 to 1.5
+# times as much.
 NARROW_SAVED_STEPS = 20
 
 # Waves of narrow tiles up to which they compute weight gradients, and other products of so few

@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
 def xla_work(problem: RaggedProblem) -> Work | None:
-    """What XLA's product of `problem` is to `fallback`, None if there is none."""
+    """The work of XLA's product of `problem`, for `fallback`; None if there is none."""
     g, m, k, n = problem.shape("gmkn")
     if problem.accumulates or problem.batch or not is_static(g, m, k, n):
         return None
@@ -49,7 +49,7 @@ def product(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """What the reference computes, by one batched product and masks.
+    """The reference by one batched product and masks.
 
     A NaN or Inf in another group's matrix or rows reaches no result: what does not belong to a
     group is left out by selection, before or after the product.

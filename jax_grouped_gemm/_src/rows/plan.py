@@ -194,6 +194,6 @@ def _no_kernel_reason(avals, params, batch) -> str:
         return f"a launch has at most {MOST_ROW_BATCHES} batches, got {batch[0]}"
     if reason := too_large_operands(avals):
         return reason
-    # What a row's index is divided by is the number of choices of each token.
+    # The divisor of a row's index is the number of choices of each token.
     pairs = avals[0].shape[-2] * params["divisor"] if "divisor" in params else 0
     return too_large({"tokens times choices": pairs})

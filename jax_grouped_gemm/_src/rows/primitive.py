@@ -190,7 +190,7 @@ def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, impl
     params = dict(divisor=divisor, implementation=implementation)
     y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
     if y.ndim > aval.ndim and count.shape[-1]:
-        # Of rows that a batch shares, some are valid in one element of it and undefined in another.
+        # Rows that a batch shares may be valid in one element of it and undefined in another.
         valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
         y = jnp.where(valid[..., None], y, 0)
     return y

@@ -164,7 +164,7 @@ def row_dots(
 def spread_rows(
     x: jax.Array, row_of_pair: jax.Array, weights: jax.Array, count: jax.Array, *, num_rows: int
 ) -> jax.Array:
-    """What `gather_rows` computes, from `row_of_pair` alone; several pairs may have the same row.
+    """`gather_rows`, from `row_of_pair` alone; several pairs may have the same row.
 
     Returns:
       [b?, num_rows, D], in the dtype of x.

@@ -176,7 +176,7 @@ def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
 
 
 def _checked_scores(scores: Any, logits: jax.Array) -> jax.Array:
-    """What a function made of the logits, in their dtype."""
+    """The result of a function of the logits, in their dtype."""
     scores = as_array("route: what scoring returns", scores)
     if scores.shape != logits.shape or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise TypeError(

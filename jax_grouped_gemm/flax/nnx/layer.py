@@ -49,8 +49,8 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
 
     Without, it is for layers whose recipe is in FP8, and weights are quantised as the recipe says.
 
-    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
-    stay as they are.
+    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", with a `tensor_axis`, or
+    with slices along `fsdp_axis` that are no multiple of 128 features stay as they are.
 
     A layer whose weights are quantised does not quantise them again: neither for each microbatch
     nor where rematerialisation computes a layer again. Parameters change in an optimiser step, and
@@ -91,7 +91,9 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
 
 def has_quantized(module: Any) -> bool:
     """Whether a module is a layer whose recipe takes quantised weights."""
-    return isinstance(module, MoE) and module.recipe is not None and takes_quantized(module)
+    if not isinstance(module, MoE) or module.recipe is None or module.formats is not None:
+        return False
+    return takes_quantized(module, module.wi_0.shape[-2])
 
 
 def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:

@@ -36,9 +36,9 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    Quantised are the weights that `quantize` would, of every `MoE` with a recipe in FP8 and without
-    an `expert_axis`, whatever `select` of the optimiser says. They are in the layers, as variables
-    of the type `Quantized`. Layers that share their parameters share those too.
+    It quantises the weights of those layers whose weights `quantize` would, whatever `select` of
+    the optimiser says. The quantised weights are in the layers, as variables of the type
+    `Quantized`. Layers that share parameters share these too.
 
     Attributes:
       step: how often `update` was called.
@@ -76,7 +76,7 @@ class Optimizer(nnx.Module):
                     )
             for layer in layers[1:]:
                 layer.quantized = layers[0].quantized
-        # Of variables, so that what is kept of a parameter has its metadata.
+        # The state is made of variables, so that it has the parameters' metadata.
         state = self._selecting(()).init(nnx.state(model, wrt))
         self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
 
@@ -84,8 +84,8 @@ class Optimizer(nnx.Module):
         """A copy of `model` to differentiate a loss by, so that gradients of experts have 16 bits.
 
         The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
-        layers themselves do. XLA removes the casts, since layers read the quantised weights. What a
-        loss changes in the copy, such as statistics, is not changed in `model`.
+        layers themselves do. XLA removes the casts, since layers read the quantised weights.
+        Changes of a loss in the copy, such as statistics, do not reach `model`.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
@@ -135,8 +135,9 @@ class Optimizer(nnx.Module):
 
 
 def quantized_state(quantized: Any) -> nnx.State:
-    """The `Quantized` variables of a model, of what `optim.OptimizerState.quantized` has for its
-    parameters. For functions of `nnx.State`s:
+    """The `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
+
+    For functions of `nnx.State`s:
 
         quantize(model)  # so that the graph has a place for them
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)
@@ -156,7 +157,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _as_opt_state(tree: Any) -> Any:
-    """Variables of an optimiser for arrays, and for variables, whose metadata they keep."""
+    """Variables of an optimiser: for arrays, and for variables, with their metadata."""
 
     def of(x: Any) -> nnx.Variable:
         if not _is_variable(x):

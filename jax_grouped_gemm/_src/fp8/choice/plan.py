@@ -24,7 +24,7 @@ BF16 = Kernel("bf16", lhs=FLOATS_16)
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a recipe computes, and whether for training or the forward pass alone."""
+    """A computation with a recipe, for training or for the forward pass alone."""
 
     of: Dot | Layer
     recipe: Recipe
@@ -40,12 +40,12 @@ class Choice:
         return fp8.terms(), bf16.terms()
 
     def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
-        """What it is predicted to take in FP8 and in bf16, and whether to take bf16."""
+        """The predicted seconds in FP8 and in bf16, and whether to take bf16."""
         return fallback.compared(KIND, *self.terms(target))
 
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"
-        return f"{self.of}, recipe {self.recipe.scaling}, {what}"
+        return f"{self.of}, {what}"
 
 
 def bf16_choice(
@@ -77,7 +77,7 @@ def bf16_choice(
 
 
 def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
-    """What `explain` says of a choice."""
+    """The plan that `explain` shows for a choice."""
     choice = params["choice"]
     fp8, bf16, _ = choice.seconds()
     reason = f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8"

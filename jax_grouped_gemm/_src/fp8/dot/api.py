@@ -37,7 +37,6 @@ from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
-from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.ragged.slices import sizes_in_slice
 from jax_grouped_gemm._src.tile_choices import current_tiles, using_tiles
 
@@ -58,7 +57,7 @@ def fp8_ragged_dot(
 
     Semantics of groups as for `ragged_dot`. Quantisation is not differentiated (straight-through):
     the cotangents are those of the matmul, each computed from quantised operands as `recipe` says.
-    Reverse mode, first order. What the backward pass needs is kept in FP8, under names that
+    Reverse mode, first order. The operands of the backward pass are kept in FP8, under names that
     `checkpoint_policies.quantized_operands_saveable` saves, so that rematerialisation does not
     quantise again. Over auto mesh axes of several devices it keeps `lhs` itself, from which each
     device quantises its own rows.
@@ -83,8 +82,7 @@ def fp8_ragged_dot(
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
-      ValueError: `implementation` is invalid, or `quantized_rhs` given for scales that are not
-        blockwise, or `batch_invariant` with the scaling "tensorwise".
+      ValueError: `implementation` is invalid.
       NotImplementedError: see `ragged_dot`; also for a second derivative.
     """
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
@@ -161,7 +159,7 @@ class _Product(Fp8Products):
 
 
 class _Residuals(NamedTuple):
-    """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself; lhs itself
+    """The operands for the backward pass: in FP8 or, for "bf16", as they are. lhs is kept as it is
     too where it is quantised later."""
 
     lhs: Scaled | jax.Array
@@ -176,7 +174,7 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
     is_fp8 = recipe.forward == "fp8"
     in_blocks = recipe.wgrad == "fp8" and not may_be_split_later(lhs)
     lhs_rows, lhs_columns = product.quantize_rows(
-        product.counted(lhs, lambda: owned_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])),
+        lhs,
         group_sizes,
         recipe.forward_dtype,
         plain=is_fp8,
@@ -227,7 +225,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
     groups = kept.group_sizes, kept.offset
     num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
     ct_rows, ct_columns = product.quantize_rows(
-        product.counted(ct, lambda: owned_rows(*groups, num_groups, ct.shape[0])),
+        ct,
         kept.group_sizes,
         recipe.gradient_dtype,
         plain=recipe.dgrad == "fp8",
@@ -285,10 +283,6 @@ def _checked_quantized(quantized: Any, rhs: jax.Array, recipe: Recipe) -> Quanti
         raise TypeError(
             "quantized_rhs must be QuantizedWeights, as quantize_weights returns them, or a "
             f"QuantizedArray of the format fp8_128x128, got {type(quantized).__name__}"
-        )
-    if recipe.scaling != "blockwise":
-        raise ValueError(
-            f"quantized_rhs has blockwise scales, but recipe.scaling is {recipe.scaling!r}"
         )
     values, scales = quantized_blocks(*rhs.shape)
     wanted = {

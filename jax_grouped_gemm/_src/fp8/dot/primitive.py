@@ -1,8 +1,9 @@
 """The FP8 weight gradient of rows that each device quantises for itself.
 
-Blocks along the rows are laid out group by group. How many there are depends on how rows are split,
-so that quantised rows have no shape that a program over auto mesh axes could be traced with. There,
-both factors are kept as they are, and this operation quantises a device's rows and multiplies them.
+Blocks along the rows are laid out group by group. Their number depends on how rows are split over
+devices. Over auto mesh axes that is unknown when a program is traced, and so is the shape of
+quantised rows. There both factors are kept as they are, and this operation quantises a device's
+rows and multiplies them.
 """
 
 from __future__ import annotations

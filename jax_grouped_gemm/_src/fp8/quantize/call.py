@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.fp8.quantize.plan import QuantizePlan
 
-MAXIMA = {name: f"jax_grouped_gemm.{name}.v1" for name in ("column_maxima", "matrix_maxima")}
-
-CHANNELS_TARGET = "jax_grouped_gemm.quantize_channels.v1"
+COLUMN_MAXIMA_TARGET = "jax_grouped_gemm.column_maxima.v1"
 
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
@@ -27,26 +25,13 @@ QUANTIZERS = {
 GATHERED_TARGET = "jax_grouped_gemm.quantize_gathered.v2"
 
 
-def maxima(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
 
     def call(results):
-        return jax.ffi.ffi_call(MAXIMA[plan.problem.op], results)(x, *others)
+        return jax.ffi.ffi_call(COLUMN_MAXIMA_TARGET, results)(x, window)
 
     return _those_asked_for(plan, call, x)
-
-
-def quantize_channels(plan: QuantizePlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
-    *stacks, row_scale, column_scale = operands
-
-    def call(results):
-        scales = row_scale, column_scale
-        return jax.ffi.ffi_call(CHANNELS_TARGET, results)(
-            stacks[0], stacks[-1], *scales, joined=len(stacks) == 2
-        )
-
-    return _those_asked_for(plan, call, stacks[0])
 
 
 def _those_asked_for(

@@ -16,7 +16,6 @@ from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
     Shape,
-    block_maxima,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
@@ -30,7 +29,8 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
-"""Copies of a token from which on it is quantised before they are made, and what then is moved."""
+"""With at least LEAST_COPIES copies of a token, it is quantised once and its bytes are copied,
+PIECE_COLUMNS at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +78,6 @@ def _forms(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] 
     )
 
 
-def _arrays(dtype: Any, *shapes: Shape | None) -> Results:
-    return tuple(None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-
-
 def _blocks(params, x, columns=None):
     g, rows, cols = x.shape
     cols = columns or cols
@@ -100,26 +96,12 @@ def _ragged(params, x, group_sizes):
 def _gathered(params, x, rows, _, group_sizes):
     form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
     values, _scales = _forms(params, (), form)
-    # Of a token that is copied several times, bytes are moved that were found once.
+    # A token that is copied several times is quantised once, and its bytes are copied.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
         shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)
         room = jax.ShapeDtypeStruct(shape, jnp.uint8)
     return values, room
-
-
-def _matrix_maxima(params, x):
-    of_rows, of_columns = block_maxima(*x.shape)
-    shapes = of_rows if params["rows"] else None, of_columns if params["columns"] else None
-    return _arrays(jnp.float32, *shapes)
-
-
-def _channels(params, *operands):
-    *_, row_scale, column_scale = operands
-    (g, rows), columns = row_scale.shape, column_scale.shape[1]
-    plain = (g, rows, columns) if params["plain"] else None
-    transposed = (g, columns, rows) if params["transposed"] else None
-    return _arrays(np.dtype(params["dtype"]), plain, transposed)
 
 
 RESULTS: dict[str, Callable[..., Results]] = {
@@ -131,13 +113,11 @@ RESULTS: dict[str, Callable[..., Results]] = {
     "quantize_joined": lambda params, x, _: _blocks(params, x, 2 * round_up(x.shape[2], BLOCK)),
     "quantize_ragged": _ragged,
     "quantize_gathered": _gathered,
-    "quantize_channels": _channels,
-    "column_maxima": lambda params, x, _: _arrays(
-        jnp.float32, (cdiv(x.shape[0], COLUMN_ROWS), x.shape[1])
+    "column_maxima": lambda params, x, _: (
+        jax.ShapeDtypeStruct((cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]), jnp.float32),
     ),
-    "matrix_maxima": _matrix_maxima,
 }
-"""What each quantiser writes, from its parameters and its operands' avals."""
+"""The results of each quantiser, from its parameters and its operands' avals."""
 
 
 def plan_quantizer(

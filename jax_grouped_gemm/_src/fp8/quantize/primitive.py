@@ -113,61 +113,15 @@ def column_maxima(x, window, **params) -> jax.Array:
 COLUMN_MAXIMA = _planned_op(
     "column_maxima",
     (2, 1),
-    call.MAXIMA["column_maxima"],
-    call.maxima,
+    call.COLUMN_MAXIMA_TARGET,
+    call.column_maxima,
     reference.column_maxima,
 )
 
 
-def matrix_maxima(x, *, rows: bool, columns: bool, implementation) -> list[jax.Array]:
-    """x [g, m, n] -> the largest of blocks of rows, of columns, see `reference.matrix_maxima`."""
-    return MATRIX_MAXIMA.bind(x, rows=rows, columns=columns, implementation=implementation)
-
-
-def _maxima_dims(operands, results, *, columns, **params) -> Dims:
-    """Rows are independent, but not in the maxima of columns."""
-    if columns:
-        return leading(operands, results)
-    return Dims.of("gmn", to=["gmp"] * len(results), whole="np")
-
-
-MATRIX_MAXIMA = _planned_op(
-    "matrix_maxima",
-    (3,),
-    call.MAXIMA["matrix_maxima"],
-    call.maxima,
-    reference.matrix_maxima,
-    _maxima_dims,
-)
-
-
-def quantize_channels(*operands, **params) -> list[jax.Array]:
-    """x, y if there is one, and scales of rows and of columns -> values if plain, values if
-    transposed, see `reference.quantize_channels`; without power_of_two, which scales are already.
-    """
-    return CHANNELS.bind(*operands, **params)
-
-
-def _channels_dims(operands, results, *, plain, transposed, **params) -> Dims:
-    """Numbers are independent, each of a row and of a column of stacks side by side."""
-    if len(operands) > 3:
-        return leading(operands, results)
-    to = ["gmn"] * plain + ["gnm"] * transposed
-    return Dims.of("gmn", "gm", "gn", to=to, whole="n")
-
-
-CHANNELS = _planned_op(
-    "quantize_channels",
-    None,
-    call.CHANNELS_TARGET,
-    call.quantize_channels,
-    reference.quantize_channels,
-    _channels_dims,
-)
-
-
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
-    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks, of which those without
+    rows of a group are undefined."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
     return values
 
@@ -236,7 +190,7 @@ def _batch_tokens(operands, dims, **params):
 
 TOKENS.def_batching(_batch_tokens)
 
-for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
+for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
@@ -244,5 +198,5 @@ RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operand
 for _op in (GATHERED, COLUMN_MAXIMA):
     _register_map(_op)
 
-for _op in (ROWS, TOKENS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
+for _op in (ROWS, TOKENS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA):
     _op.has_no_derivative(NO_DERIVATIVE)

@@ -161,38 +161,6 @@ def quantize_gathered(
     ]
 
 
-def matrix_maxima(x: jax.Array, *, rows: bool, columns: bool) -> list[jax.Array]:
-    """The largest finite magnitudes of blocks of the rows and of the columns of x [g, m, n].
-
-    Returns:
-      with `rows`, float32 [g, m, ceil(n / 128)], of 1 x 128 each; with `columns`, float32 [g,
-      ceil(m / 128), n], of 128 x 1 each.
-    """
-    magnitudes = jnp.abs(jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))).astype(jnp.float32)
-    found = [_in_blocks(magnitudes, axis=2).max(axis=3)] if rows else []
-    return [*found, _in_blocks(magnitudes, axis=1).max(axis=2)] if columns else found
-
-
-def quantize_channels(
-    *operands: jax.Array, dtype: np.dtype, plain: bool, transposed: bool
-) -> list[jax.Array]:
-    """Matrices over scales of rows, and over scales of columns.
-
-    Args:
-      operands: x [g, m, n], the scales of its rows [g, m] and of its columns [g, n]; or, between x
-        and those, y [g, m, n], which then comes after x with zeros up to the next multiple of 128
-        columns, and as many after itself.
-
-    Returns:
-      with `plain`, values [g, m, n], over scales of rows; with `transposed`, [g, n, m], over scales
-      of columns.
-    """
-    *stacks, row_scale, column_scale = operands
-    x = side_by_side(stacks)
-    values = [divided(x, row_scale[:, :, None], dtype)] if plain else []
-    return [*values, divided(x, column_scale[:, None], dtype).mT] if transposed else values
-
-
 def side_by_side(stacks: Sequence[jax.Array]) -> jax.Array:
     """One stack as it is; several [..., n] along their last axis, each with zeros up to the next
     multiple of 128."""

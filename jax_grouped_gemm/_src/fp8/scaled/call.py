@@ -27,7 +27,7 @@ PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Has `product` multiply each of the two arrays that the plan's kernel takes for lhs, if so."""
+    """`product`, which runs once for each of two arrays where the plan's kernel splits lhs."""
 
     @functools.wraps(product)
     def call(plan, lhs, lhs_scale, *others):
@@ -121,7 +121,7 @@ def scaled_contracting(
 
 
 def _view(problem: ScaledProblem) -> dict[str, Any]:
-    """The attribute that says which part of a flat array the operand is that may be a view."""
+    """The attribute for the operand that may be a view: which part of a flat array it is."""
     return dict(slice=np.array(problem.view, np.int64)) if problem.view else {}
 
 

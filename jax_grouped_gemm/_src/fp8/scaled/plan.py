@@ -135,8 +135,8 @@ def noncontracting(
     if is_invariant(params["implementation"]) and problem.lhs_scaling == "tensor":
         raise ValueError(
             f"{op}: lhs has one scale for all rows, which batch_invariant cannot have: a row's "
-            "result would depend on the others; take a scale a row, as Recipe.rowwise(), or a "
-            "block, as Recipe.blockwise()"
+            "result would depend on the others; take a scale a row or a block, as in the formats "
+            "'fp8_row' and 'fp8_1x128'"
         )
     return Candidates(problem, table or NONCONTRACTING_KERNELS, form)
 

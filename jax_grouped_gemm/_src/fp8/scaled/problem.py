@@ -1,4 +1,4 @@
-"""What a plan is made for: one product of FP8 operands with scales."""
+"""The problem of a plan: one product of FP8 operands with scales."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ScaledProblem(RaggedProblem):
 
 
 def rows_scaling(scale: Any) -> str:
-    """Of rows in transposed blocks: a scale for each block and column, or for each column."""
+    """How rows in transposed blocks are scaled: each block and column, or each column."""
     return "column" if scale.shape[-2] == 1 else "1x128"
 
 

@@ -87,12 +87,12 @@ def grouped_gemm(
     order, and gradients are lists of products too, computed in the same way.
 
     bfloat16 and float16 take the CUDA kernel, and so does float32, whose operands are first split
-    into float16 parts (see `_src.float32`): at the default precision results are as
-    accurate as TF32's, at the highest as float32's. float64, complex64 and complex128 have a kernel
-    on the FP64 tensor cores, which returns the type that it takes, reads matrices of any size where
-    they are, and has up to 128 matrices to a launch; complex64, which it sums in float64, takes it
-    at `precision="highest"` or by `implementation="cuda"`. What no kernel takes runs the reference,
-    one `jax.lax.dot_general` a problem; `explain` says which.
+    into float16 parts: at the default precision results are as accurate as TF32's, at the highest
+    as float32's. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. It
+    returns the type that it takes, reads matrices of any size where they are, and takes up to 128
+    matrices in a launch. complex64 is summed in float64, and takes it at `precision="highest"` or
+    by `implementation="cuda"`. All else runs the reference, one `jax.lax.dot_general` a problem;
+    `explain` says which.
 
     Args:
       lhs: a sequence of matrices [m_i, k_i] and stacks [g_i, m_i, k_i], or one stack [g, m, k].

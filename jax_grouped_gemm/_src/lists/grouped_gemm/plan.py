@@ -35,8 +35,8 @@ TILES = (
     ),
     *fp64.SQUARES,
 )
-"""The table, of which a launch takes the tile that is predicted to be done first. What XLA computes
-instead is for `fallback` to say."""
+"""The table, of which a launch takes the tile that is predicted to be done first. `fallback`
+decides where XLA computes instead."""
 
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
@@ -123,7 +123,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         return tuple(i for launch in self.launches for i in launch.problems)
 
     def describe_launch(self) -> str:
-        """What `explain` says of all launches."""
+        """The words of `explain` for all launches."""
         # There is no other on the FP64 tensor cores.
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler

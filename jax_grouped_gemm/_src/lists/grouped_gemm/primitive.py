@@ -43,7 +43,7 @@ def grouped_gemm(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
 
 def reference_products(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """What the primitive computes, in pure JAX."""
+    """The primitive in pure JAX."""
     problems, rest = split(operands, params)
     return [
         reference.product(

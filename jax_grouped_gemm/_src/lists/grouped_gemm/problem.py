@@ -1,4 +1,4 @@
-"""What a plan of a list of products is made for: static shapes, dtypes and layouts."""
+"""The problem of a plan of a list of products: static shapes, dtypes and layouts."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class GroupedGemmProblem:
         return listed(reasons, "; ")
 
     def sizes(self) -> dict[str, int]:
-        """What kernels count, by name."""
+        """The sizes that kernels count, by name."""
         return {
             f"{name} of problem {i}": size
             for i, entry in enumerate(self.entries)
@@ -163,7 +163,7 @@ class GroupedGemmProblem:
         return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
 
     def xla_work(self) -> Work | None:
-        """What a call of XLA for each product is to `fallback`, None if there is none.
+        """The work of one XLA call for each product, for `fallback`; None if there is none.
 
         A pass over each result scales it and adds c.
         """

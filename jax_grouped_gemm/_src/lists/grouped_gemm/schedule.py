@@ -1,9 +1,9 @@
 """Which cluster computes which tiles of a list of products of unequal shapes.
 
-Pure NumPy, at trace time: shapes are static, and so is the cost of every tile. What the device
-searches by itself is repeated here to predict its balance; `longest_first` is what it can be given
-instead. Rows of a schedule are rounds, columns are clusters, entries are numbers of units of work,
--1 where a cluster has nothing left to do.
+Pure NumPy, at trace time: shapes are static, and so is the cost of every tile. The functions repeat
+the device's own search to predict its balance. `longest_first` is an order that the device can be
+given instead. Rows of a schedule are rounds, columns are clusters, entries are numbers of units of
+work, -1 where a cluster has nothing left to do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FULL_STEP_AREA = 128 * 256
 FULL_STEP_BYTES = 1040 * 38
 TILE_OVERHEAD = 2.0
 
-# What the kernels leave out at the edges of a result: rows of a consumer, half a tile's columns.
+# The kernels leave out parts of tiles at the edges of a result: rows of a consumer, half of the
+# columns.
 PART_ROWS, PART_COLUMNS = 64, 128
 ROW_BYTES = 2 * TILE_K
 

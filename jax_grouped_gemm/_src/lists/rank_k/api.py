@@ -75,7 +75,7 @@ def update(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> Results:
-    """What all updates are; `symm` and `whole_tiles` are parameters of the primitive."""
+    """Any of the updates; `symm` and `whole_tiles` are parameters of the primitive."""
     uplo = checked_choice("uplo", uplo, get_args(Uplo))
     implementation = checked_implementation(implementation)
     symmetrize_output = checked_boolean("symmetrize_output", symmetrize_output)
@@ -113,7 +113,7 @@ def update(
 
 
 def _c_is_factor(lists: MatrixLists) -> tuple[bool, ...]:
-    """Of each entry, whether its c is the same array as one of its factors."""
+    """Whether the c of each entry is the same array as one of its factors."""
     none = [None] * len(lists)
     factors = [xs for name, xs in lists.entries.items() if name != "c"]
     return tuple(
@@ -181,9 +181,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
         no copy.
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. The
-        kernel multiplies float32 as float16 parts, see `_src.float32`: at DEFAULT as
-        accurate as TF32, at HIGHEST as float32. What complex64 has a kernel for is HIGHEST: it
-        accumulates in float64.
+        kernel multiplies float32 as float16 parts: at DEFAULT as accurate as TF32, at HIGHEST as
+        float32. complex64 has a kernel at HIGHEST alone, which accumulates in float64.
       preferred_element_type: dtype of the results, by default the promoted dtype of `a` and `c`.
         Accumulation is in float32 at least.
       implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float32,

@@ -74,7 +74,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
-        # Whoever keeps the other triangle of c writes where it is.
+        # A call that keeps the other triangle of c writes in place.
         in_place=[
             not (problem.symmetrize and problem.c_is_factor[i] and not is_fp64) for i in order
         ],

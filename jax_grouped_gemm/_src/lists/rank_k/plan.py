@@ -34,7 +34,7 @@ MAX_FINE_STACKS = 4
 SQUARE = 64
 DIAGONAL_SQUARES = 5
 TILE_K = 64
-# What the change of tiles, and sums that are handed over, take beside the steps of a unit: see
+# Half steps of a change of tiles, and of handing sums over, beside the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 
@@ -130,7 +130,7 @@ TILES = (
         for kernel in fp64.SQUARES
     ),
 )
-"""The table. What XLA computes instead is for `fallback` to say."""
+"""The table. `fallback` decides where XLA computes instead."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
 
 def reference_updates(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """What the primitive computes, in pure JAX."""
+    """The primitive in pure JAX."""
     problems, options = split(operands, params)
     return [reference.update(*problem, **options) for problem in problems]
 

@@ -1,4 +1,4 @@
-"""What a plan of symmetric updates is made for: static shapes and dtypes."""
+"""The problem of a plan of symmetric updates: static shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class RankKProblem:
         return "; ".join(itertools.chain(*reasons))
 
     def sizes(self) -> dict[str, int]:
-        """What kernels count, by name: both products of a rank-2k update are one to them."""
+        """The sizes that kernels count, by name. Both products of a rank-2k update count as one."""
         k = "k" if self.num_products == 1 else "twice k"
         return {
             f"{name} of stack {i}": size
@@ -152,7 +152,7 @@ class RankKProblem:
         return self.result_dtype.itemsize * triangles * (writes + self.has_c)
 
     def xla_work(self) -> Work | None:
-        """What XLA's products of whole matrices are to `fallback`, None if there are none.
+        """The work of XLA's products of whole matrices, for `fallback`; None if there are none.
 
         A pass over the sums adds, mirrors and masks.
         """

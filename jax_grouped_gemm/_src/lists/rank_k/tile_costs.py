@@ -11,7 +11,7 @@ from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
 
 SIDE, TILE_K = 128, 64
 
-# Of results of so many rows, many were measured with either tile.
+# Results of so many rows were measured with either tile, many in a call.
 FEWEST_ROWS, MOST_ROWS = 512, 1024
 # Predictions are within this of each other where the tiles are equally fast.
 MARGIN = 0.97
@@ -32,9 +32,9 @@ class Cost:
 # load half as much again for a step as those that share a rhs.
 WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000)
 FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
-# Of a unit that adds C, as 384 matrices of 768 x 768 took in either tile.
+# Extra cycles of a unit that adds C, from 384 matrices of 768 x 768 in either tile.
 WIDE_C, FINE_C = 8000, 1000
-# Of products of two factors: what a wide unit takes more, measured, and diagonal fine units, which
+# Products of two factors: the extra cycles of a wide unit, measured; and diagonal fine units, which
 # load both factors of both sides in a step, estimated.
 WIDE_PRODUCT, FINE_DIAGONAL_PRODUCT = 14000, Cost(1100, 8400)
 
@@ -45,7 +45,7 @@ def num_fine_units(stack: Stack) -> int:
 
 
 def _fine_units(stack: Stack) -> tuple[int, int]:
-    """Those of a matrix on the diagonal, and all others."""
+    """The fine units of a matrix: those on the diagonal, and all others."""
     rows = cdiv(stack.n, SIDE)
     return (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
 

@@ -58,7 +58,6 @@ def mlp(
     implementation: Implementation,
     operands: MlpOperands,
     quantized: QuantizedMlp | None,
-    tokens: Scaled | None,
     *,
     combines: bool,
 ) -> jax.Array:
@@ -70,15 +69,14 @@ def mlp(
       implementation: of the kernels.
       operands: without a count of valid rows, and with gate and up in two matrices.
       quantized: the matrices, if they are quantised already.
-      tokens: x as the recipe quantises it, if it is quantised already.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
     alone = None
-    if quantized is None and tokens is None:
+    if quantized is None:
         alone = _forward_choice(recipe, implementation, operands)
-    leaves, tree = jax.tree.flatten((operands, quantized, tokens))
+    leaves, tree = jax.tree.flatten((operands, quantized))
     # Outside the custom derivative, where the casts have transposes.
-    operands, quantized, tokens = jax.tree.unflatten(tree, align_varying(*leaves))
+    operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
     bo, operands = operands.experts.bo, operands.with_experts(bo=None)
     experts = operands.experts
     gate, up, down = (
@@ -97,7 +95,7 @@ def mlp(
         combines and bo is None,
         alone,
     )
-    y = _mlp(layer, operands, quantized, tokens)
+    y = _mlp(layer, operands, quantized)
     if bo is None:
         return y
     added = _bias_rows(bo.astype(y.dtype), operands, y.shape[0])
@@ -108,12 +106,10 @@ def mlp(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mlp(
-    layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Scaled | None
-) -> jax.Array:
+def _mlp(layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None) -> jax.Array:
     if layer.alone:
         return _in_bf16(layer, layer.alone, operands)
-    return _forward(layer, operands, quantized, tokens, for_gradient=False)[0]
+    return _forward(layer, operands, quantized, for_gradient=False)[0]
 
 
 def _forward_choice(
@@ -142,15 +138,14 @@ def _in_bf16(layer: Layer, choice: Choice, given: MlpOperands) -> jax.Array:
     return (token_rows.combine(y, given.rows) if layer.combines else y).astype(layer.dtypes.out)
 
 
-def _forward(layer: Layer, given: MlpOperands, quantized, tokens, *, for_gradient):
+def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices, num_groups = given.groups.indices, given.groups.sizes.shape[0]
     x, copied = given.rows.x, given.rows.rows is not None
-    if tokens is None:
-        if copied and quantises_on_rows(given.num_rows, x.shape[1], num_groups):
-            tokens, copied = layer.quantize_on_rows(given, layer.recipe.forward_dtype), False
-        else:
-            tokens = layer.quantize_operand(x, given, layer.recipe.forward_dtype, copied=copied)
+    if copied and quantises_on_rows(given.num_rows, x.shape[1], num_groups):
+        tokens, copied = layer.quantize_on_rows(given, layer.recipe.forward_dtype), False
+    else:
+        tokens = layer.quantize_operand(x, given, layer.recipe.forward_dtype)
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
@@ -183,9 +178,9 @@ def _forward(layer: Layer, given: MlpOperands, quantized, tokens, *, for_gradien
     return y, projections, (wi[0], None if wo is None else wo[0])
 
 
-def _mlp_forward(layer, operands, quantized, tokens):
+def _mlp_forward(layer, operands, quantized):
     operands = once_differentiable(_NAME, operands)
-    y, projections, matrices = _forward(layer, operands, quantized, tokens, for_gradient=True)
+    y, projections, matrices = _forward(layer, operands, quantized, for_gradient=True)
     kept = operands.with_experts(wi_0=None, wi_1=None, wo=None)
     return y, (kept, projections, matrices)
 
@@ -201,11 +196,11 @@ def _mlp_backward(layer: Layer, kept, dy):
         dh = dy
     else:
         copied = layer.combines
-        tokens = layer.quantize_operand(dy, given, gradient_dtype, copied=copied)
+        tokens = layer.quantize_operand(dy, given, gradient_dtype)
         dh = layer.tokens_by_experts("dgrad", tokens, given, wo, dtypes.projections, copied=copied)
     weights = _weights_of_rows(layer, given, projections)
-    # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
-    # is there for the shorter time.
+    # The wider buffer is kept for less time: the FP8 gradients of projections [m, 2 F], or the
+    # 16-bit gradient of x [m, D].
     hidden_columns = layer.hidden_layer.columns
     x_first = hidden_columns >= rows.x.shape[1]
     # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.
@@ -268,7 +263,7 @@ def _mlp_backward(layer: Layer, kept, dy):
     )
     assert found.x is not None
     of_integers: Any = None
-    return MlpOperands(Rows(found.x), of_experts, found.weights, of_integers), None, None
+    return MlpOperands(Rows(found.x), of_experts, found.weights, of_integers), None
 
 
 _mlp.defvjp(_mlp_forward, _mlp_backward)
@@ -288,12 +283,11 @@ def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
 def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
     """Ones by default, and zero in rows that nobody owns, if those matter.
 
-    No product takes such a row. But without wo they are a result, one scale of all rows is theirs
-    too, and biases have gradients that are no products.
+    No product takes such a row. But without wo they are a result, and biases have gradients that
+    are no products.
     """
     num_rows = projections.shape[0]
-    matter = layer.dtypes.wo is None or layer.recipe.scaling == "tensorwise"
-    matter = matter or given.experts.has_biases
+    matter = layer.dtypes.wo is None or given.experts.has_biases
     owned = layer.owned_rows(given, num_rows) if matter else jnp.ones(num_rows, bool)
     return row_weights(given.weights, owned, projections)
 

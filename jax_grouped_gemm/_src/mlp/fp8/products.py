@@ -12,10 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arrays import (
-    vary_over,
-    varying_axes,
-)
 from jax_grouped_gemm._src.fp8.choice.plan import Choice
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
@@ -33,7 +29,7 @@ from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-    """Those of the matrices that there are, of gate and up, and of the result."""
+    """The dtypes of the matrices that there are, of gate and up, and of the result."""
 
     wi_0: np.dtype | None
     wi_1: np.dtype | None
@@ -64,27 +60,12 @@ class Layer(Fp8Products):
         """Which rows the experts here own: booleans [num_rows]."""
         return owned_rows(*given.groups.indices, self.num_experts, num_rows)
 
-    def quantize_operand(
-        self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
-    ) -> Scaled:
-        """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
-
-        def owned():
-            rows = given.rows.rows
-            if not copied or rows is None:
-                return self.owned_rows(given, x.shape[0])
-            tokens = jnp.where(self.owned_rows(given, rows.shape[0]), rows, x.shape[0])
-            of_tokens = vary_over(jnp.zeros(x.shape[:1], bool), varying_axes(tokens))
-            return of_tokens.at[tokens].set(True, mode="drop", wrap_negative_indices=False)
-
-        x = self.counted(x, owned)
+    def quantize_operand(self, x: jax.Array, given: MlpOperands, dtype: DTypeLike) -> Scaled:
+        """Tokens, or rows, as an operand of a product of rows."""
         return self.quantize_rows(x, given.groups.sizes, dtype, plain=True)[0]
 
     def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Scaled:
         """The rows of tokens as an operand of a product of rows."""
-        if self.recipe.scaling != "blockwise":
-            x = token_rows.on_rows(given.rows)
-            return self.quantize_operand(x, given, dtype, copied=False)
         x, rows = given.rows.x, given.rows.rows
         assert rows is not None
         return Scaled(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
@@ -116,11 +97,7 @@ class Layer(Fp8Products):
 
     def copied(self, tokens: Scaled, rows: Rows) -> Scaled:
         """Quantised tokens on the rows of their experts."""
-        scales = tokens.scales
-        # The one scale of all tokens is that of all rows.
-        if self.recipe.scaling != "tensorwise":
-            scales = token_rows.copies(rows.of(scales))
-        return Scaled(token_rows.copies(rows.of(tokens.values)), scales)
+        return Scaled(*(token_rows.copies(rows.of(x)) for x in tokens))
 
     def tokens_for_wgrad(
         self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
@@ -178,7 +155,7 @@ class Layer(Fp8Products):
             return ragged_hidden_gradients(
                 *operands, given.groups.sizes, self.implementation, joined=joined
             )
-        # Those of biases are sums of numbers that are not quantised.
+        # The gradients of biases are sums of numbers that are not quantised.
         return hidden_gradients(*operands, self.implementation)
 
     def weights_gradients(

@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.tile_choices import TileChoices, current_tiles
 
 
 class QuantizedMlp(NamedTuple):
-    """The matrices of experts as the products of a layer read them, with scales as the recipe says.
+    """The matrices of experts as the products of a layer read them, in blocks of 128 x 128.
 
     `values` [..., k, n] with `scales` are for the gradients of rows, `values_t` [..., n, k] with
     `scales_t` for the forward products. Gate and up are one matrix: the n of `wi` are the F columns
@@ -121,16 +121,15 @@ def check_arrays(function: str, weights: ExpertWeights, recipe: Recipe) -> None:
     check_is_fused(function, recipe)
     wanted = dataclasses.replace(ROWS_128X128, values=np.dtype(recipe.forward_dtype))
     for name, q in weights.quantized.items():
-        if recipe.scaling != "blockwise" or q.format != wanted:
+        if q.format != wanted:
             raise ValueError(
                 f"{function}: with a recipe, {name} must be of the format {wanted} in the layout "
-                f"'rows', and recipe.scaling 'blockwise', got {q.format} in the layout "
-                f"{q.format.layout!r} and {recipe.scaling!r}"
+                f"'rows', got {q.format} in the layout {q.format.layout!r}"
             )
 
 
 def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, QuantizedMlp]:
-    """What `quantize_mlp` returns, of weights that are `QuantizedArray`s in the layout "rows".
+    """The result of `quantize_mlp` for weights that are `QuantizedArray`s in the layout "rows".
 
     Returns:
       weights of `dtype` whose values nobody reads, and the quantised matrices. These are frozen.

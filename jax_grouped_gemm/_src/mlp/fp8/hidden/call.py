@@ -1,8 +1,4 @@
-"""Calls of the elementwise steps of an MLP in FP8.
-
-Where a scale is that of more than a block of 128, the kernel leaves 16 bits and the largest of each
-block, and another one divides by the scales that follow.
-"""
+"""Calls of the elementwise steps of an MLP in FP8."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ from jax_grouped_gemm._src.fp8.formats import (
     quantized_groups,
     quantized_rows,
 )
-from jax_grouped_gemm._src.fp8.quantize import primitive
-from jax_grouped_gemm._src.fp8.quantize.reference import scales_of_largest, side_by_side
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan
@@ -25,8 +19,6 @@ from jax_grouped_gemm._src.plan import COMPOSED
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
-HIDDEN_MAXIMA_TARGET = "jax_grouped_gemm.hidden_maxima.v1"
-GRADIENT_MAXIMA_TARGET = "jax_grouped_gemm.gradient_maxima.v1"
 RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
 JOINED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_joined_gradients.v1"
 
@@ -36,11 +28,6 @@ def hidden(plan: HiddenPlan, projections, weights):
     if plan.kernel == COMPOSED:
         return reference.hidden(projections, weights, layer=plan.problem.layer)
     layer, rows = plan.problem.layer, projections.shape[0]
-    if layer.recipe.scaling != "blockwise":
-        hidden = jax.ShapeDtypeStruct((rows, layer.columns), projections.dtype)
-        results = [hidden, _of_blocks(rows, layer.columns)]
-        hidden, maxima = _call(HIDDEN_MAXIMA_TARGET, plan, results, projections, weights)
-        return _over_scales(layer, maxima, [hidden], layer.recipe.forward_dtype)
     results = _quantized(plan, layer.recipe.forward_dtype, rows)
     return list(_call(HIDDEN_TARGET, plan, results, projections, weights, **_rule(layer)))
 
@@ -51,17 +38,9 @@ def gradients(plan: HiddenPlan, projections, dh, weights):
         return reference.gradients(projections, dh, weights, layer=plan.problem.layer)
     layer, operands = plan.problem.layer, (projections, dh, weights)
     like_dh = [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
-    sums = _of_blocks(*dh.shape)
-    # Hidden is written where its gradient is.
-    if layer.recipe.scaling != "blockwise":
-        results = [*like_dh, _of_blocks(*projections.shape), sums]
-        *found, maxima, partial_sums = _call(
-            GRADIENT_MAXIMA_TARGET, plan, results, *operands, aliases={1: 2}
-        )
-        rows = _over_scales(layer, maxima, found[:2], layer.recipe.gradient_dtype)
-        return [*rows, *found, partial_sums.sum(axis=1)]
     quantized = _quantized(plan, layer.recipe.gradient_dtype, *projections.shape)
-    results = [*quantized, *like_dh, sums]
+    results = [*quantized, *like_dh, _of_blocks(*dh.shape)]
+    # Hidden is written where its gradient is.
     *found, partial_sums = _call(
         GRADIENTS_TARGET, plan, results, *operands, aliases={1: 4}, **_rule(layer)
     )
@@ -76,25 +55,6 @@ def _rule(layer):
     return dict(power_of_two=layer.recipe.power_of_two_scales)
 
 
-def _over_scales(layer, maxima, stacks, dtype) -> list[jax.Array]:
-    """Values and scales of what has these largest magnitudes of blocks: of all blocks of a row, or
-    of all rows."""
-    axes = (1,) if layer.recipe.scaling == "rowwise" else (0, 1)
-    largest = maxima.max(axis=axes, keepdims=True)
-    scales = scales_of_largest(largest, np.dtype(dtype), layer.recipe.power_of_two_scales)
-    columns = jax.eval_shape(side_by_side, stacks).shape[1]
-    (values,) = primitive.quantize_channels(
-        *(x[None] for x in stacks),
-        jnp.broadcast_to(scales.T, (1, maxima.shape[0])),
-        jnp.ones((1, columns), jnp.float32),
-        dtype=np.dtype(dtype),
-        plain=True,
-        transposed=False,
-        implementation="cuda",
-    )
-    return [values[0], scales]
-
-
 def ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_sizes):
     """Runs the kernel of `plan`, on operands of its primitive."""
     layer = plan.problem.layer
@@ -104,7 +64,7 @@ def ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_sizes):
     for dtype in (recipe.gradient_dtype, recipe.gradient_dtype, recipe.forward_dtype):
         dtypes = np.dtype(dtype), jnp.float32
         results += [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
-    results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
+    results.append(_of_blocks(rows, columns))
     operands = projections, dh, weights, group_sizes
     target = RAGGED_GRADIENTS_TARGET
     if plan.problem.joined:

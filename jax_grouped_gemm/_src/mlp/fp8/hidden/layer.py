@@ -82,16 +82,12 @@ class HiddenLayer:
         return self.activation(gate, up) * weights[:, None]
 
     def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Scaled:
-        dtype = np.dtype(dtype)
         power_of_two = self.recipe.power_of_two_scales
-        if self.recipe.scaling == "blockwise":
-            return Scaled(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
-        axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
-        return Scaled(*reference.quantize(x, axes, dtype, power_of_two))
+        return Scaled(*reference.quantize_rows(x, dtype=np.dtype(dtype), power_of_two=power_of_two))
 
 
 class HiddenGradients(NamedTuple):
-    """What the backward pass makes of the gradient of hidden."""
+    """The results of the backward pass from the gradient of hidden."""
 
     projections: Scaled | None  # the gradients of gate and up as projections lie, quantised
     gate: jax.Array | Scaled  # [m, F], or quantised in transposed blocks
@@ -139,11 +135,11 @@ class JoinedGradients:
 
     @property
     def up(self) -> ScaledView:
-        """The same."""
+        """Quantised in transposed blocks too."""
         return self._transposed(self.up_scales, 1)
 
     def _transposed(self, scales: jax.Array, places: int) -> ScaledView:
-        """What begins that many times its size before the end."""
+        """The view that begins that many times its size before the end."""
         size = scales.size * BLOCK
         return ScaledView(
             self.values, scales, (self.values.size - places * size, *scales.shape, BLOCK)

@@ -54,7 +54,8 @@ def ragged_hidden_gradients(
 ) -> HiddenGradients | JoinedGradients:
     """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
     in transposed blocks of the rows of each group, see `quantizers.quantize_ragged`. If `joined`,
-    and a kernel computes them, `JoinedGradients`."""
+    and a kernel computes them, `JoinedGradients`. In rows of no group, gradients of weights are
+    zero if dh is, and everything else is undefined."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
     is_fused = not unfused_reason(RAGGED_GRADIENTS.name, layer, operands)
@@ -82,7 +83,7 @@ def _avals_of(reference, op):
 HIDDEN: Op = Op(
     name="quantize_hidden",
     operand_ranks=(2, 1),
-    targets=(call.HIDDEN_TARGET, call.HIDDEN_MAXIMA_TARGET),
+    targets=(call.HIDDEN_TARGET,),
     avals=_avals_of(reference.hidden, lambda: HIDDEN),
     planner=functools.partial(plan_step, "quantize_hidden"),
     call=call.hidden,
@@ -94,7 +95,7 @@ HIDDEN: Op = Op(
 GRADIENTS: Op = Op(
     name="quantize_gradients",
     operand_ranks=(2, 2, 1),
-    targets=(call.GRADIENTS_TARGET, call.GRADIENT_MAXIMA_TARGET),
+    targets=(call.GRADIENTS_TARGET,),
     avals=_avals_of(reference.gradients, lambda: GRADIENTS),
     planner=functools.partial(plan_step, "quantize_gradients"),
     call=call.gradients,
@@ -145,10 +146,6 @@ RAGGED_GRADIENTS: Op = Op(
 
 def _register_batching(op: Op) -> None:
     def rule(operands, dims, *, layer, implementation):
-        if layer.recipe.scaling == "tensorwise":
-            # Each element of the batch has a scale of its own.
-            out = jax.vmap(lambda *x: op.reference(*x, layer=layer), dims)(*operands)
-            return out, [0] * len(out)
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         every = [
             jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)

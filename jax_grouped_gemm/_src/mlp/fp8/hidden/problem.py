@@ -1,4 +1,4 @@
-"""What a plan is made for: one elementwise step of an MLP in FP8."""
+"""The problem of a plan: one elementwise step of an MLP in FP8."""
 
 from __future__ import annotations
 

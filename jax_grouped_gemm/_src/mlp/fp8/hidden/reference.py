@@ -53,7 +53,7 @@ def transposed(quantize, layer, group_sizes, x, dtype, **params):
 
 
 def in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
-    """Those of `ragged_gradients` from `found`, by `transposed` with other arguments bound."""
+    """The results of `ragged_gradients` from `found`; `quantize` is `transposed`, partly bound."""
     assert found.projections is not None
     recipe = layer.recipe
     operands = [(found.gate, recipe.gradient_dtype), (found.up, recipe.gradient_dtype)]
