@@ -36,14 +36,12 @@ from benchmarks.never_slower import cases, recipes, shapes
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8 import prediction
-from jax_grouped_gemm._src.lists.grouped_gemm import problem as lists
-from jax_grouped_gemm._src.lists.rank_k import problem as updates
-from jax_grouped_gemm._src.ragged import whole as ragged
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.ragged.whole import xla_work
 
 PAIRS = Path(__file__).parent / "results" / "xla_pairs.csv"
 STOCK = ("stock", "tril(A@A.T)", "P + P.T")
 STOCK_OF_LISTS = ("cublas_loop",)  # which for ragged products needs the sizes on the host
-WORK = {"grouped_gemm": lists.xla_work, "rank_k": updates.xla_work, "rank_2k": updates.xla_work}
 MARGINS = np.arange(0.7, 1.1001, 0.025)
 # The names of layers and matmuls with recipes in the records of `moe` and `fp8`.
 LAYERS = {benchmark: op for op, benchmark in recipes.LAYERS.items()}
@@ -182,7 +180,8 @@ class Case:
             choice = recipes.choice(pair.op, [int(size) for size in pair.sizes.split("x")])
             return cls(pair, prediction.KIND, *choice.terms(), True)
         plan = plan_of(pair, "kernels")
-        work = WORK.get(plan.problem.op, ragged.xla_work)(plan.problem, plan.terms)
+        problem = plan.problem
+        work = xla_work(problem) if isinstance(problem, RaggedProblem) else problem.xla_work()
         kernel = work.kernel_terms(plan.prediction, plan.tile)
         return cls(pair, work.name, kernel, work.xla_terms(H200), work.fits)
 

@@ -74,7 +74,7 @@ from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.optimizer import primitive as _optimizer  # noqa: F401 - exported
-from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
+from jax_grouped_gemm._src.plan import Plan, TileConfig
 from jax_grouped_gemm._src.quantized import checkpoints
 from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
@@ -84,6 +84,7 @@ from jax_grouped_gemm._src.ragged.api import (
     ragged_dot_accumulate,
     ragged_dot_general,
 )
+from jax_grouped_gemm._src.tile_choices import use_tiles
 from jax_grouped_gemm._src.transfers import Transfer
 from jax_grouped_gemm._src.version import __version__
 

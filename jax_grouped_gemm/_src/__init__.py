@@ -11,9 +11,9 @@ mesh axes), `device` (the GPU and its rates), `extension` (the kernels, and wher
 (the largest that kernels take), `op` and `autodiff` (an operation and its rules under JAX's
 transformations), `meshes`, `partition`, `lowering` and `over_tokens` (what operations and layers
 keep split over devices), `transfers` (what travels between them), `barrier` (the order in which XLA
-computes), `plan` and `explain`, `invariance` (the bits of a row depend on no other row),
-`fallback` (when XLA's own products are predicted to be faster), `float32` (operands in parts),
-`activations`, `version`.
+computes), `plan` and `explain`, `tile_choices` (tiles that are asked for), `invariance` (the bits
+of a row depend on no other row), `fallback` (when XLA's own products are predicted to be faster),
+`float32` (operands in parts), `activations`, `version`.
 
 Folders stand on each other. `quantized` (formats, their registry `format`, and `weights`, how
 operations take them) stands on the files above; `ragged`, `rows` and `lists` on `quantized`; `fp8`

@@ -52,6 +52,11 @@ def num_terms(precision: Any) -> int:
     return FULL_TERMS if any(p in exact for p in precisions) else 1
 
 
+def terms_of(dtype: Any, precision: Any) -> int:
+    """`num_terms` of operands of float32, 0 of others, which are multiplied as they are."""
+    return num_terms(precision) if dtype == np.float32 else 0
+
+
 def products_in_kernel(terms: int) -> int:
     """Products of bfloat16 parts, with few rows a group, for the accuracy of `terms`."""
     return 6 if terms == FULL_TERMS else 3

@@ -64,6 +64,8 @@ class Op:
       planner: called as `planner(operands, params, target)` with abstract operands and the device
         to plan for, gives a `Plan`.
       call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
+      composed: called as `composed(*operands, **params)` instead, for an operation that is made of
+        others, each with a plan; its own plan is then for `explain` alone.
       reference: called as `reference(*operands, **params)`, without those of `planned`.
       planned: names of parameters besides `implementation` that only the planner reads.
       check: called as `check(operands, params)` with abstract operands where the primitive is
@@ -90,8 +92,9 @@ class Op:
     targets: tuple[str, ...]
     avals: Callable[..., Any]
     planner: Planner
-    call: Callable[..., Any]
     reference: Callable[..., Any]
+    call: Callable[..., Any] | None = None
+    composed: Callable[..., Any] | None = None
     planned: tuple[str, ...] = ()
     check: Callable[[Sequence[Any], Mapping[str, Any]], None] | None = None
     multiple_results: bool = False
@@ -321,6 +324,8 @@ class Op:
         return dataclasses.replace(plan, notes=(*plan.notes, RULE))
 
     def _lower_cuda(self, ctx, *operands, **params):
+        if self.composed:
+            return self._lower(ctx, functools.partial(self.composed, **params), operands)
         device = _target_device(ctx)
         target = H200 if device is None else Target.of(device)
         plan = self.plan(ctx.avals_in, params, target)
@@ -334,6 +339,7 @@ class Op:
             if reason and not must_run:
                 _warn_once(reason)
         if not reason:
+            assert self.call is not None
             return self._lower(ctx, functools.partial(self.call, plan), operands)
         if must_run:
             self._raise_impossible(reason, implementation)

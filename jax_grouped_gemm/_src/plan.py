@@ -3,26 +3,20 @@
 A plan is pure Python: it needs neither a device nor the compiled extension, and it never depends
 on the values of the operands. Each operation makes its own, for a problem of its own type, from a
 table of choices that says of every configuration when it is taken and what justifies that.
-
-`use_tiles` takes other configurations than the default. The choices of the context are read where a
-ragged product is called, and from there on they travel with the product as parameters of its
-primitive: `product`, which one it is; `tile`, what it must take; and `tile_choices`, what its
-cotangents must take. So a plan stays a function of a primitive's operands and parameters, and
-gradients follow the choices that held for the forward pass, wherever they are computed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-import jax
-import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.device import Prediction, Target
+from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.invariance import is_invariant
 
 Schedule = Literal[
@@ -72,6 +66,13 @@ DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 """The tile that runs every ragged product."""
 
 
+Formats = tuple[str, ...]
+"""Names of dtypes, or of the formats of quantised operands."""
+FLOATS_16: Formats = ("bfloat16", "float16")
+FLOATS_8: Formats = ("float8_e4m3fn", "float8_e5m2")
+FLOATS: Formats = (*FLOATS_16, "float32")
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """A way to compute an operation: a row of its table.
@@ -80,7 +81,9 @@ class Kernel:
       name: what `explain` calls it.
       record: the file in benchmarks/results and the case in it that were measured with this choice;
         None if none was, and it is taken by a prediction.
-      runs: whether it can run a problem, as the kernels get it.
+      lhs, rhs: which formats its operands have; () for any, None where rhs has that of lhs.
+      out: those of its results; None where they have that of lhs.
+      runs: whether it can run a problem of these formats, as the kernels get it.
       pays: whether it is faster than the first row, for a problem that it can run.
       in_order: whether an element of the result is summed along k in ascending order and in the
         same steps, whatever else is in the tile, so that all such rows of a table give it the same
@@ -89,9 +92,20 @@ class Kernel:
 
     name: str
     record: tuple[str, str] | None = None
+    lhs: Formats = ()
+    rhs: Formats | None = None
+    out: Formats | None = None
     runs: Callable[[Any], bool] = lambda problem: True
     pays: Callable[[Any, Any], bool] = lambda problem, target: False
     in_order: Callable[[Any], bool] = lambda problem: False
+
+    def takes(self, lhs: str, rhs: str, out: str) -> bool:
+        """Whether operands and results may have these formats."""
+        rest = ((self.rhs, rhs), (self.out, out))
+        return not self.lhs or (
+            lhs in self.lhs
+            and all(given in ((lhs,) if own is None else own) for own, given in rest)
+        )
 
 
 XLA = Kernel("xla")
@@ -110,6 +124,7 @@ class TiledKernel(Kernel):
       tile: its configuration.
       schedule: how it divides its work, in the words that handlers take.
       blocks: thread blocks that share a multiprocessor.
+      alignment: bytes that rows of its arrays are a multiple of; TMA addresses no others.
       splits: whether it splits float32 operands itself, so that no passes do so before.
     """
 
@@ -117,11 +132,16 @@ class TiledKernel(Kernel):
     tile: TileConfig
     schedule: Schedule = "cooperative"
     blocks: int = 1
+    alignment: int = 16
     splits: bool = False
 
     def __post_init__(self) -> None:
         name = f"{self.schedule}_{self.tile.tile_m}x{self.tile.tile_n}"
         object.__setattr__(self, "name", name)
+
+    def precision_reason(self, precision: Any, implementation: Any) -> str:
+        """Why it does not multiply with that precision, empty if it does."""
+        return algorithm_reason(precision)
 
     def places(self, target: Target) -> int:
         """Thread blocks that the device runs at a time."""
@@ -139,10 +159,37 @@ def always(problem: Any) -> bool:
 
 def runnable(table: Sequence[K], problem: Any, implementation: Any = None) -> list[K]:
     """The rows of a table that can run `problem` as `implementation` asks, the default first."""
-    found = [kernel for kernel in table if kernel.runs(problem)]
+    found = [k for k in table if k.takes(*problem.formats) and k.runs(problem)]
     if is_invariant(implementation):
         found = [kernel for kernel in found if kernel.in_order(problem)]
     return found
+
+
+def format_reason(table: Sequence[Kernel], problem: Any) -> str:
+    """Why no kernel of `table` takes what `problem` has, empty if one does."""
+    lhs, rhs, out = problem.formats
+    if any(kernel.takes(lhs, rhs, out) for kernel in table):
+        return ""
+    every = {(kernel.lhs, kernel.rhs): kernel.out for kernel in reversed(table)}
+    taken = "; ".join(
+        f"{either(own)}{'' if other is None else f' x {either(other)}'} -> "
+        f"{'the same' if result is None else either(result)}"
+        for (own, other), result in reversed(every.items())
+    )
+    operands = lhs if lhs == rhs else f"{lhs} x {rhs}"
+    return f"no kernel for {operands} -> {out}: there are kernels for {taken}"
+
+
+def either(formats: Formats) -> str:
+    """bfloat16, float16 or float32."""
+    return " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
+
+
+def operand_reason(kernel: Kernel, dtypes: str, operands: str = "operands") -> str:
+    """Why a kernel does not take operands of these dtypes, empty if it does."""
+    if dtypes in kernel.lhs:
+        return ""
+    return f"the kernels take {operands} of {either(kernel.lhs)}, got {dtypes}"
 
 
 def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
@@ -151,13 +198,38 @@ def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
     return next((kernel for kernel in others if kernel.pays(problem, target)), default)
 
 
-TMA_ALIGNMENT_BYTES = 16
+def predict_problem(
+    problem: Any, kernel: TiledKernel, utilization: float, target: Target
+) -> Prediction:
+    """The bounds of a kernel's time, for groups of equal size, local or not."""
+    terms, split_bytes = problem.terms, 0.0
+    products, operand_bytes = max(terms, 1), problem.operand_bytes
+    if kernel.splits:
+        products = float32.products_in_kernel(terms)
+    else:
+        operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
+    return predict(
+        np.dtype(problem.formats[0]),
+        multiply_adds=problem.multiply_adds,
+        utilization=utilization,
+        num_bytes=operand_bytes + problem.result_bytes,
+        target=target,
+        products=products,
+        split_bytes=split_bytes,
+    )
 
-KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
-KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+TMA_ALIGNMENT_BYTES = 16
 
 AS_ASKED = "implementation='xla' was asked for"
 """The reason of plans whose parameter `implementation` is "xla"."""
+
+
+def algorithm_reason(precision: Any) -> str:
+    """Why no kernel multiplies with that precision, empty if one may."""
+    is_algorithm = isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset))
+    return f"the kernels do not implement precision={precision}" if is_algorithm else ""
+
 
 ChosenBy = Literal["default", "override"]
 Product = Literal["forward", "dgrad", "wgrad"]
@@ -251,10 +323,10 @@ class Plan(Generic[P]):
 
 
 def unaddressable_rows(
-    names: str, problem: Any, addressable: Any, dtype: Any, of_what: str = ""
+    names: str, problem: Any, addressable: Any, terms: int, of_what: str = ""
 ) -> list[str]:
     """Which of the named extents of `problem` are padded in `addressable`, and why."""
-    parts = " of float16 parts" if dtype == jnp.float32 else ""
+    parts = " of float16 parts" if terms else ""
     return [
         f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
         f"{parts}"
@@ -276,99 +348,3 @@ def check_sizes_do_not_matter(op: str, implementation: Any, reason: str) -> None
     another number of rows, where results must not depend on that."""
     if is_invariant(implementation):
         raise NotImplementedError(f"batch_invariant is impossible for {op}: {reason}")
-
-
-OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
-"""Parameters of products of rows and groups that only planners read: the choices of `use_tiles`;
-whether rows that no local group owns are zero (True, the default) or whatever was in memory, so
-that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
-all."""
-PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""The options of one ragged product: which one it is, and the tile that it must take."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TileChoices:
-    """The tiles that `use_tiles` was given, None for the others."""
-
-    forward: TileConfig | None = None
-    dgrad: TileConfig | None = None
-    wgrad: TileConfig | None = None
-
-    def params(self, product: Product) -> dict[str, Any]:
-        """The parameters of a primitive that computes a product, its name among them."""
-        chosen: dict[str, Any] = {"product": product}
-        if (tile := getattr(self, product)) is not None:
-            chosen["tile"] = tile
-        # A cotangent's own cotangents have no name, so that nothing can be chosen for them.
-        if product == "forward" and self != TileChoices():
-            chosen["tile_choices"] = self
-        return chosen
-
-
-# Part of the key of JAX's caches: a jitted function is traced again under other choices.
-_context = jax.make_user_context(TileChoices())
-
-
-def current_tiles() -> TileChoices:
-    """The choices of the innermost `use_tiles` and of those around it."""
-    return _context.value
-
-
-def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
-    """`params` of a product without its own choices, with those for one of its cotangents."""
-    own = ("product", "tile", "tile_choices")
-    rest = {name: value for name, value in params.items() if name not in own}
-    if params.get("product") != "forward":
-        return rest
-    return rest | params.get("tile_choices", TileChoices()).params(product)
-
-
-@contextlib.contextmanager
-def using_tiles(choices: TileChoices) -> Iterator[None]:
-    """Makes `choices` the current ones."""
-    with _context(choices):
-        yield
-
-
-@contextlib.contextmanager
-def use_tiles(
-    *,
-    forward: TileConfig | None = None,
-    dgrad: TileConfig | None = None,
-    wgrad: TileConfig | None = None,
-) -> Iterator[None]:
-    """Context in which ragged products take the given kernel configurations.
-
-    Holds for the products that this thread calls or traces inside, those of Flax layers and of
-    functions under `jax.jit` included, and for their gradients even if those are computed outside.
-    A jitted function is traced and compiled again for each set of choices it is called under.
-    An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
-    where neither says anything, plans have their default. Can decorate a function. Products that no
-    kernel runs (see `explain`), and symmetric updates, are not affected.
-
-    Args:
-      forward: the configuration of all products that are called: `ragged_dot`,
-        `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
-        `fp8_ragged_dot`.
-      dgrad: that of the cotangents of their first operands.
-      wgrad: that of the cotangents of their second operands, and of `ragged_dot_accumulate`.
-
-    The `candidates` of a plan that `explain` returns are the configurations that are compiled for
-    that product. Any other raises a `ValueError` that lists them when the product is traced.
-
-    Raises:
-      TypeError: an argument is of another type.
-    """
-    given = TileChoices(forward, dgrad, wgrad)
-    changes = {}
-    for field in dataclasses.fields(given):
-        value = getattr(given, field.name)
-        if value is not None:
-            if not isinstance(value, TileConfig):
-                raise TypeError(
-                    f"{field.name} must be a jax_grouped_gemm.TileConfig, got {value!r}"
-                )
-            changes[field.name] = value
-    with using_tiles(dataclasses.replace(current_tiles(), **changes)):
-        yield

@@ -10,11 +10,15 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.fp8.dot.primitive import weight_gradient
+from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.mlp import plan as plan_mlp
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
+from jax_grouped_gemm._src.tile_choices import TileChoices
 
 PINGPONG_SIZES = TileConfig(tile_m=128, tile_n=192, cluster=2)
 
@@ -29,7 +33,7 @@ PRODUCT = array(4096, 2048), array(8, 2048, 1024), array(8, dtype=jnp.int32)
 @pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
 def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch, extension):
     kernel = TiledKernel(tile=PINGPONG_SIZES, schedule=schedule)
-    monkeypatch.setattr(plan_ragged, "SIXTEEN_BITS", (kernel,))
+    monkeypatch.setattr(plan_ragged, "KERNELS", (kernel,))
     (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans
     assert plan.kernel == kernel and f"kernel {schedule}_128x192" in str(plan)
     product = jax.jit(lambda *operands: jgg.ragged_dot(*operands))
@@ -102,3 +106,34 @@ def test_tracing_plans_nothing(recipe, tokens, planned):
     assert planned == []
     traced.lower(lowering_platforms=("cuda",))
     assert planned
+
+
+def test_an_operation_that_is_made_of_others_has_no_plan_beside_theirs(planned, extension):
+    products = Fp8Products(jgg.Recipe(), None, TileChoices())
+
+    def gradient(lhs, rhs, sizes):
+        offset = jnp.zeros(1, jnp.int32)
+        operands = lhs, rhs, sizes, offset, np.dtype(np.float32)
+        return weight_gradient(products, *operands, num_groups=8)
+
+    operands = array(4096, 2048), array(4096, 1024), array(8, dtype=jnp.int32)
+    jax.jit(gradient).trace(*operands).lower(lowering_platforms=("cuda",))
+    assert planned == ["quantize_ragged", "quantize_ragged", "scaled_ragged_contracting"]
+
+
+def test_the_products_of_packed_layers_are_planned_once(planned, monkeypatch, extension):
+    of_product, products = plan_mlp.plan_packed_product, []
+
+    def plan(problem, *args):
+        products.append(problem.products)
+        return of_product(problem, *args)
+
+    monkeypatch.setattr(plan_mlp, "plan_packed_product", plan)
+    wi, wo = (
+        jax.eval_shape(lambda w: jgg.quantize(w, "mxfp4"), array(8, *shape))
+        for shape in ((256, 384), (384, 256))
+    )
+    layer = jax.jit(lambda *operands: jgg.ragged_mlp(*operands))
+    operands = array(32, 256), wi, wi, wo, array(8, dtype=jnp.int32)
+    layer.trace(*operands).lower(lowering_platforms=("cuda",))
+    assert planned == ["packed_mlp"] and products == [2, 1]

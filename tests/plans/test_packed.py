@@ -6,10 +6,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.plan import TileConfig
+from jax_grouped_gemm._src.quantized import plan
+from jax_grouped_gemm._src.quantized.format import register
+from jax_grouped_gemm._src.quantized.plan import PackedKernel
 
 BF16 = jnp.bfloat16
 EXPERTS, EMBED, HIDDEN = 8, 256, 384
@@ -52,10 +57,10 @@ def test_rows_a_group(format, most):
 @pytest.mark.parametrize(
     "options, reason",
     [
-        (dict(dtype=jnp.float32), "kernels multiply packed weights by bfloat16, got float32"),
+        (dict(dtype=jnp.float32), "no kernel for float32 x mxfp4 -> float32"),
         (dict(implementation="xla"), "implementation='xla' was asked for"),
-        (dict(preferred_element_type=jnp.float32), "have results of bfloat16, not of float32"),
-        (dict(format="fp8"), "no kernel multiplies fp8"),
+        (dict(preferred_element_type=jnp.float32), "no kernel for bfloat16 x mxfp4 -> float32"),
+        (dict(format="fp8"), "no kernel for bfloat16 x fp8"),
         (dict(rows=9 * EXPERTS, k=100), "k=100 must be a multiple of 8"),
         (dict(rows=0), "there is nothing to multiply"),
     ],
@@ -113,7 +118,7 @@ def test_experts_of_any_width_are_streamed():
     "options, reason",
     [
         (dict(wo=None), "not all matrices are quantised"),
-        (dict(wo="fp8"), "no kernel multiplies fp8"),
+        (dict(wo="fp8"), "no kernel for bfloat16 x fp8"),
         (dict(activation=jnp.tanh), "no kernel has the activation"),
         (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
     ],
@@ -138,3 +143,24 @@ def test_a_program_calls_the_kernels(extension):
         512: ["decoded_packed_dot"],
         16384: ["unpack_matrices"],
     }
+
+
+def test_a_format_that_is_added_has_the_kernel_that_is_added(monkeypatch):
+    """A row of the table is all that a kernel of another format takes to be chosen."""
+    values = jax.ShapeDtypeStruct((EXPERTS, EMBED, HIDDEN), jnp.int8)
+    scales = jax.ShapeDtypeStruct((EXPERTS, HIDDEN), jnp.float32)
+    register(
+        jgg.Format("int8_demo", np.dtype(np.int8), 8, channel_scales=True),
+        dequantize=lambda parts, format, matrix, dtype: parts.values.astype(dtype),
+    )
+    q = jgg.QuantizedArray(values, channel_scales=scales, format="int8_demo")
+    x = array(4, EMBED)
+    before, _ = jgg.explain(jgg.ragged_dot, x, q, SIZES).plans
+    assert "no kernel for bfloat16 x int8_demo -> bfloat16" in str(before)
+    row = PackedKernel(tile=TileConfig(64, 64, 1), rhs=("int8_demo",), most_rows=100)
+    monkeypatch.setattr(plan, "PACKED_KERNELS", (*plan.PACKED_KERNELS, row))
+    (after,) = jgg.explain(jgg.ragged_dot, x, q, SIZES).plans
+    assert after.kernel == row
+    many = array(101 * EXPERTS, EMBED)
+    first, _ = jgg.explain(jgg.ragged_dot, many, q, SIZES).plans
+    assert "that is faster for more than 100 rows a group" in str(first)

@@ -17,7 +17,6 @@ from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Rates, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
-from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
 from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k
 from jax_grouped_gemm._src.mlp import plan as plan_mlp
@@ -168,7 +167,7 @@ def test_is_near_the_measured_time(times):
         choice
         for table in (
             *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING_KERNELS, plan_fp8.CONTRACTING_KERNELS),
-            *(plan_lists.TILES, plan_rank_k.TILES, *fp64.KERNELS.values()),
+            *(plan_lists.TILES, plan_rank_k.TILES),
         )
         for choice in table
         if choice.record

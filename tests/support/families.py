@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src.lists import fp64
-from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64, problem
+from jax_grouped_gemm._src.lists.grouped_gemm import plan, problem
 from jax_grouped_gemm._src.plan import TiledKernel
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
@@ -46,8 +45,8 @@ class Family:
     @property
     def kernels(self) -> list[Kernel]:
         """Each of its tiles."""
-        choices = fp64.KERNELS[np.dtype(self.dtype)] if self.is_double else plan.TILES
-        return [Kernel(self, choice) for choice in choices]
+        dtype = np.dtype(self.dtype).name
+        return [Kernel(self, choice) for choice in plan.TILES if dtype in choice.lhs]
 
     @property
     def schedulers(self) -> tuple[str, ...]:
@@ -134,17 +133,10 @@ def each_kernel(*families: Family):
 def use(parameter: Family | Kernel):
     """Yields a family, in the environment that it needs and with the one tile that is named."""
     family = parameter.family if isinstance(parameter, Kernel) else parameter
-    simulated = plan_fp64.simulated if family.is_double else plan._simulated
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(family.is_double):
         if isinstance(parameter, Kernel):
-            only = (parameter.choice,)
-            if family.is_double:
-                patch.setitem(fp64.KERNELS, np.dtype(family.dtype), only)
-            else:
-                patch.setattr(plan, "TILES", only)
-            simulated.cache_clear()
+            patch.setattr(plan, "TILES", (parameter.choice,))
         yield family
-    simulated.cache_clear()
 
 
 def run_list(family: Family, problems: List, **options) -> list[jax.Array]:

@@ -6,7 +6,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
-from jax_grouped_gemm._src.plan import TiledKernel
+from jax_grouped_gemm._src.plan import FLOATS, FLOATS_8, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
@@ -18,11 +18,11 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has plans choose among A, B and C too, after the configurations that exist."""
     tables = (
-        (plan_ragged, "SIXTEEN_BITS"),
-        (plan_ragged, "FLOAT32"),
+        (plan_ragged, "KERNELS"),
         (plan_fp8, "NONCONTRACTING_KERNELS"),
         (plan_fp8, "CONTRACTING_KERNELS"),
     )
-    more = tuple(TiledKernel(tile=tile, record=("", "")) for tile in (A, B, C))
+    formats = dict(lhs=(*FLOATS_8, *FLOATS), rhs=(*FLOATS_8, *FLOATS), out=FLOATS)
+    more = tuple(TiledKernel(tile=tile, record=("", ""), **formats) for tile in (A, B, C))
     for module, name in tables:
         monkeypatch.setattr(module, name, getattr(module, name) + more)

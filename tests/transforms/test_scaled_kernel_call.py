@@ -45,7 +45,7 @@ def calls(monkeypatch):
         def run(lhs, lhs_scale, rhs, rhs_scale, *groups, **attributes):
             types.append((lhs.dtype, rhs.dtype))
             options = dict(preferred_element_type=out.dtype)
-            if target == call.NONCONTRACTING_TARGET:
+            if target == call.SCALED_NONCONTRACTING_TARGET:
                 function = scaled_reference.scaled_ragged_noncontracting
                 options |= dict(
                     transpose_rhs=True,
@@ -54,7 +54,7 @@ def calls(monkeypatch):
                     fast_accumulation=False,
                 )
             else:
-                assert target == call.CONTRACTING_TARGET
+                assert target == call.SCALED_CONTRACTING_TARGET
                 function = scaled_reference.scaled_ragged_contracting
                 options |= dict(num_rows=int(attributes["m"]), num_groups=out.shape[0])
             result = function(lhs, lhs_scale, rhs, rhs_scale, *groups, **options)

@@ -11,7 +11,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8.dot.primitive import weight_gradient
 from jax_grouped_gemm._src.fp8.products import Fp8Products
-from jax_grouped_gemm._src.plan import TileChoices
+from jax_grouped_gemm._src.tile_choices import TileChoices
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 

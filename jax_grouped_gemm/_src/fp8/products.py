@@ -18,8 +18,9 @@ from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
-from jax_grouped_gemm._src.plan import Product, TileChoices
+from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.tile_choices import TileChoices
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 """The names under which backward passes have their quantised operands."""

@@ -27,9 +27,15 @@ from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
-from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
+from jax_grouped_gemm._src.mlp.operands import (
+    BIASES,
+    ExpertWeights,
+    Groups,
+    MlpOperands,
+    Rows,
+    named,
+)
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.mlp.problem import BIASES
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import as_weights
 

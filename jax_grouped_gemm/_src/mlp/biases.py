@@ -11,9 +11,9 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.mlp.operands import Groups
-from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
+from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
 def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax.Array:

@@ -151,11 +151,6 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     return gradients
 
 
-def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
-    """The tangent of y, for which there is no kernel."""
-    return plan.compose(*operands)
-
-
 def _call(
     target, plan, given: GradientOperands, factors, results, *, input_output_aliases=None
 ) -> list[jax.Array]:

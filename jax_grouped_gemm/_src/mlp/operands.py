@@ -19,6 +19,8 @@ from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.plan import PackedProblem
 
+BIASES = ("b0", "b1", "bo")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -194,9 +196,10 @@ class MlpOperands:
     def packed_products(self) -> list[PackedProblem]:
         """The problems of products by quantised matrices: gate and up as one, and down."""
         quantized, groups = self.experts.quantized, self.groups.sizes.shape[0]
+        dtypes = dtypes_of(self)
         products = dict(wi_0=len(self.experts.projections), wo=1)
         return [
-            PackedProblem.of(quantized[name], self.num_rows, groups, count)
+            PackedProblem.of(dtypes, quantized[name], dtypes, self.num_rows, groups, count)
             for name, count in products.items()
             if name in quantized
         ]
@@ -312,3 +315,14 @@ def named(operands: Any) -> dict[str, Any]:
         elif x is not None:
             found[field.name] = x
     return found
+
+
+def dtypes_of(operands: Any) -> str:
+    """Dtypes of rows, matrices and biases; kernels take those of float32 next to any."""
+    arrays = {name: x for name, x in named(operands).items() if not isinstance(x, QuantizedArray)}
+    found = {
+        x.dtype.name
+        for name, x in arrays.items()
+        if x.ndim > 1 and name != "inverse" and (name not in BIASES or x.dtype != jnp.float32)
+    }
+    return " and ".join(sorted(found))

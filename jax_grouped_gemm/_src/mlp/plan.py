@@ -77,40 +77,35 @@ def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     return wide > NARROW_COLUMN * narrow
 
 
+_of_mlp = functools.partial(TiledKernel, lhs=("bfloat16",), in_order=always)
+
 FORWARD_KERNELS = (
-    TiledKernel(
-        tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward"), in_order=always
-    ),
-    TiledKernel(
+    _of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
+    _of_mlp(
         tile=FEW_ROWS_TILE,
         schedule="few_rows",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
         pays=_few_rows_pay,
-        in_order=always,
     ),
 )
 """The table for hidden layers and for products that add biases."""
 
 GRADIENT_KERNELS = (
-    TiledKernel(
+    _of_mlp(
         tile=WIDE_GRADIENT,
         schedule="pingpong",
         record=("h200_moe.json", "qwen3_30b/moe_step"),
-        in_order=always,
     ),
-    TiledKernel(
+    _of_mlp(
         tile=NARROW_GRADIENT,
         schedule="pingpong",
         record=("h200_moe.json", "sonic_7b/moe_step"),
         pays=_narrow_pays,
-        in_order=always,
     ),
 )
 """The table for gradients of hidden layers."""
 
-PAIRED_KERNELS = (
-    TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step"), in_order=always),
-)
+PAIRED_KERNELS = (_of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
 """The table for two products in one launch."""
 
 
@@ -159,20 +154,24 @@ class MlpPlan(Plan[MlpProblem]):
         return f"{launch}\n   epilogue: {self.epilogue}"
 
 
-def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `gated_ragged_dot`."""
-    problem: MlpProblem[MlpOperands] = _problem("gated_ragged_dot", avals, params)
-    operands, activation = problem.operands, params["activation"]
-    experts = operands.experts
+def plan_mlp(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
+    """Plans the operation of that name: with a kernel or, where none runs it, composed."""
+    problem, fusion = _problem(op, avals, params), FUSIONS[op]
+    plan = functools.partial(MlpPlan, problem, target=target)
+    if params["implementation"] == "xla":
+        return plan(XLA, AS_ASKED)
+    if reason := _unfused_reason(problem):
+        return plan(COMPOSED, reason)
+    kernel = _kernel(fusion.kernels, problem)
+    workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
+    epilogue = fusion.epilogue(problem)
+    return fusion.finish(plan(kernel, "", problem, workspace_bytes=workspace, epilogue=epilogue))
+
+
+def _gated_epilogue(problem: MlpProblem[MlpOperands]) -> str:
+    operands, params = problem.operands, problem.params
     kept = ", gate and up kept" if params["residuals"] else ""
-    epilogue = _epilogue(experts, operands.weights, activation) + kept
-    plan = _plan(problem, target, FORWARD_KERNELS, epilogue)
-    if operands.rows.rows is None or plan.kernel == XLA:
-        return plan
-    in_place = plan.kernel_problem is not None and (
-        _has_few_rows(problem) or _reads_in_place(operands, Epilogue.of(activation))
-    )
-    return dataclasses.replace(plan, gather="in place" if in_place else "before")
+    return _epilogue(operands.experts, operands.weights, params["activation"]) + kept
 
 
 def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
@@ -185,14 +184,24 @@ def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
     return " * ".join(factors)
 
 
-def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
+def _gathering(plan: MlpPlan) -> MlpPlan:
+    """The plan of a hidden layer, with how rows of tokens get there."""
+    problem: MlpProblem[MlpOperands] = plan.problem
+    if problem.operands.rows.rows is None:
+        return plan
+    in_place = _has_few_rows(problem) or _reads_in_place(problem)
+    return dataclasses.replace(plan, gather="in place" if in_place else "before")
+
+
+def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
+    experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
     return (
         epilogue is not None
         and epilogue.is_sigmoid
-        and operands.experts.has_up
-        and not operands.experts.has_biases
-        and cdiv(operands.experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and experts.has_up
+        and not experts.has_biases
+        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
 
 
@@ -221,41 +230,23 @@ def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     )
 
 
-def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
-    problem: MlpProblem[DownOperands] = _problem("biased_ragged_dot", avals, params)
+def _biased_epilogue(problem: MlpProblem[DownOperands]) -> str:
     biased = " + bo" if problem.operands.weights is None else " + weights * bo"
-    epilogue = "hidden wo" + biased * (problem.operands.bo is not None)
-    return _plan(problem, target, FORWARD_KERNELS, epilogue)
+    return "hidden wo" + biased * (problem.operands.bo is not None)
 
 
-def plan_gated_transpose(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target
-) -> MlpPlan:
-    """Plans a `gated_ragged_dot_transpose`."""
-    problem: MlpProblem[GradientOperands] = _problem("gated_ragged_dot_transpose", avals, params)
+def _gradient_epilogue(problem: MlpProblem[GradientOperands]) -> str:
     of, times = ("gate", "") if problem.operands.up is None else ("gate, up", " * up")
-    epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
-    return _plan(problem, target, GRADIENT_KERNELS, epilogue)
+    return f"gradients of {of} and weights, {problem.params['activation']}(gate){times} again"
 
 
-def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `paired_ragged_dot`."""
-    problem = _problem("paired_ragged_dot", avals, params)
-    return _plan(problem, target, PAIRED_KERNELS, "none, two products in one sum")
-
-
-def plan_paired_weights(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `paired_weight_gradients`."""
-    problem: MlpProblem[PairedWeightsOperands] = _problem("paired_weight_gradients", avals, params)
-    plan = _plan(problem, target, PAIRED_KERNELS, "none, two results")
-    if plan.kernel_problem is None:
-        return plan
-    _, kernel = plan.launched
+def _paired_weights(plan: MlpPlan) -> MlpPlan:
+    """The plan of two gradients of weights, unless XLA is faster."""
+    problem, (_, kernel) = plan.problem, plan.launched
     columns = problem.operands.d0.shape[1]
-    one = plan_product(contracting, *_one_product(problem, columns), target)
+    one = plan_product(contracting, *_one_product(problem, columns), plan.target)
     if one.kernel == ALL_ROWS:
-        return MlpPlan(problem, COMPOSED, one.reason, target=target)
+        return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # Where the columns are one tile's, a cluster has the same rows of both results, for which it
     # reads the same rows of x.
@@ -263,7 +254,7 @@ def plan_paired_weights(avals: Sequence[Any], params: Mapping[str, Any], target:
     return dataclasses.replace(
         plan,
         gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
-        workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, 0, target),
+        workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
     )
 
 
@@ -280,26 +271,6 @@ def _one_product(
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
     params = problem.params
     return avals, {**params, **layouts, **params["tile_choices"].params("wgrad")}
-
-
-def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
-    problem = _problem("ragged_mlp_tangent", avals, params)
-    return _plan(problem, target, (), "")
-
-
-def _plan(
-    problem: MlpProblem, target: Target, table: Sequence[TiledKernel], epilogue: str
-) -> MlpPlan:
-    """With a kernel of `table` or, where none runs the problem, composed."""
-    plan = functools.partial(MlpPlan, problem, target=target)
-    if problem.params["implementation"] == "xla":
-        return plan(XLA, AS_ASKED)
-    if reason := _unfused_reason(problem):
-        return plan(COMPOSED, reason)
-    kernel = _kernel(table, problem)
-    workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
-    return plan(kernel, "", problem, workspace_bytes=workspace, epilogue=epilogue)
 
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
@@ -329,7 +300,10 @@ def _may_take_few_rows(problem: MlpProblem) -> bool:
 
 def _unfused_reason(problem: MlpProblem) -> str:
     """Why no fused kernel computes this, empty if one does."""
-    return unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
+    fusion = FUSIONS[problem.op]
+    if not fusion.kernels:
+        return "no kernel computes tangents, only gradients"
+    return unsuitable_operands(problem, fusion.kernels[0]) or fusion.unfused(problem)
 
 
 def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
@@ -358,11 +332,35 @@ def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
     )
 
 
-_UNFUSED: dict[str, Callable[[MlpProblem], str]] = {
-    "gated_ragged_dot": _unfused_gated,
-    "biased_ragged_dot": _unfused_biased,
-    "paired_weight_gradients": _unfused_paired_weights,
-    "ragged_mlp_tangent": lambda _: "no kernel computes tangents, only gradients",
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """An operation of an MLP that one kernel may compute.
+
+    Attributes:
+      kernels: its table.
+      epilogue: what a kernel does to its sums, in words.
+      unfused: why no kernel computes a problem with suitable operands, empty if one does.
+      finish: completes a plan with a kernel.
+    """
+
+    kernels: tuple[TiledKernel, ...] = ()
+    epilogue: Callable[[Any], str] = lambda problem: ""
+    unfused: Callable[[Any], str] = lambda problem: ""
+    finish: Callable[[MlpPlan], MlpPlan] = lambda plan: plan
+
+
+FUSIONS = {
+    "gated_ragged_dot": Fusion(FORWARD_KERNELS, _gated_epilogue, _unfused_gated, _gathering),
+    "biased_ragged_dot": Fusion(FORWARD_KERNELS, _biased_epilogue, _unfused_biased),
+    "gated_ragged_dot_transpose": Fusion(GRADIENT_KERNELS, _gradient_epilogue),
+    "paired_ragged_dot": Fusion(PAIRED_KERNELS, lambda problem: "none, two products in one sum"),
+    "paired_weight_gradients": Fusion(
+        PAIRED_KERNELS,
+        lambda problem: "none, two results",
+        _unfused_paired_weights,
+        _paired_weights,
+    ),
+    "ragged_mlp_tangent": Fusion(),
 }
 
 

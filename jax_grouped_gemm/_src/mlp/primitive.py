@@ -31,8 +31,8 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import OPTIONS, TileChoices, current_tiles
 from jax_grouped_gemm._src.ragged import slices
+from jax_grouped_gemm._src.tile_choices import OPTIONS, TileChoices, current_tiles
 
 LETTERS = dict(
     x="mD", dy="mD", hidden="mF", gate="mF", up="mF", d0="mF", d1="mF", weights="m",
@@ -97,7 +97,7 @@ GATED = Op(
     operand_ranks=None,
     targets=(call.GATED_TARGET, call.FEW_ROWS_TARGET),
     avals=_gated_avals,
-    planner=plan.plan_gated,
+    planner=functools.partial(plan.plan_mlp, "gated_ragged_dot"),
     planned=OPTIONS,
     call=call.gated,
     reference=_of_leaves(reference.gated_ragged_dot),
@@ -118,7 +118,7 @@ BIASED = Op(
     operand_ranks=None,
     targets=(call.FEW_ROWS_TARGET,),
     avals=_biased_aval,
-    planner=plan.plan_biased,
+    planner=functools.partial(plan.plan_mlp, "biased_ragged_dot"),
     planned=OPTIONS,
     call=call.biased,
     reference=_of_leaves(reference.biased_ragged_dot),
@@ -143,7 +143,7 @@ GATED_TRANSPOSE = Op(
     operand_ranks=None,
     targets=(call.GATED_TRANSPOSE_TARGET,),
     avals=_gated_transpose_avals,
-    planner=plan.plan_gated_transpose,
+    planner=functools.partial(plan.plan_mlp, "gated_ragged_dot_transpose"),
     planned=OPTIONS,
     call=call.gated_transpose,
     reference=_of_leaves(reference.gated_ragged_dot_transpose),
@@ -166,7 +166,7 @@ PAIRED = Op(
     operand_ranks=None,
     targets=(call.PAIRED_TARGET,),
     avals=_paired_aval,
-    planner=plan.plan_paired,
+    planner=functools.partial(plan.plan_mlp, "paired_ragged_dot"),
     planned=OPTIONS,
     call=call.paired,
     reference=_of_leaves(reference.paired_ragged_dot),
@@ -186,7 +186,7 @@ PAIRED_WEIGHTS = Op(
     operand_ranks=None,
     targets=(call.PAIRED_WEIGHTS_TARGET,),
     avals=_paired_weights_avals,
-    planner=plan.plan_paired_weights,
+    planner=functools.partial(plan.plan_mlp, "paired_weight_gradients"),
     planned=OPTIONS,
     call=call.paired_weights,
     reference=_of_leaves(reference.paired_weight_gradients),
@@ -209,9 +209,9 @@ TANGENT = Op(
     operand_ranks=None,
     targets=(),
     avals=_tangent_aval,
-    planner=plan.plan_tangent,
+    planner=functools.partial(plan.plan_mlp, "ragged_mlp_tangent"),
     planned=OPTIONS,
-    call=call.tangent,
+    composed=_of_leaves(reference.ragged_mlp_tangent),
     reference=_of_leaves(reference.ragged_mlp_tangent),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
     localizer=_with_one_bias,

@@ -7,23 +7,19 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.operands import named
+from jax_grouped_gemm._src.mlp.operands import dtypes_of, named
 from jax_grouped_gemm._src.plan import (
     TMA_ALIGNMENT_BYTES,
+    Kernel,
+    algorithm_reason,
     check_sizes_do_not_matter,
+    operand_reason,
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.sizes import too_large_operands
-
-DTYPE = jnp.dtype(jnp.bfloat16)
-"""The dtype that all fused MLP kernels take."""
-
-BIASES = ("b0", "b1", "bo")
 
 Operands = TypeVar("Operands")
 
@@ -42,6 +38,11 @@ class MlpProblem(Generic[Operands]):
     operands: Operands
     params: Mapping[str, Any]
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return (dtypes_of(self.operands),) * 3
+
     def given(self, arrays: tuple[jax.Array, ...]) -> Operands:
         """The operands of the primitive, typed."""
         return self.params["tree"].unflatten(arrays)
@@ -56,26 +57,21 @@ class MlpProblem(Generic[Operands]):
         return f"{self.op} {', '.join(operands)}, {every['sizes'].shape[0]} groups"
 
 
-def unsuitable_operands(problem: MlpProblem) -> str:
-    """Why no fused kernel takes these operands, empty if they are suitable."""
+def unsuitable_operands(problem: MlpProblem, kernel: Kernel) -> str:
+    """Why a fused kernel does not take these operands, empty if they are suitable."""
     operands, params = problem.operands, problem.params
     activation = params.get("activation")
     arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
-    dtypes = {
-        x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
-    }
-    if dtypes != {DTYPE}:
-        found = " and ".join(sorted(map(str, dtypes)))
-        return f"the kernels take operands of {DTYPE}, got {found}"
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
+    if reason := operand_reason(kernel, dtypes_of(operands)):
+        return reason
+    if reason := algorithm_reason(params["precision"]):
+        return reason
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {activation}"
     every = jax.tree.leaves(operands)
-    for reason in (symbolic_sizes(every), too_large_operands(every)):
-        if reason:
-            check_sizes_do_not_matter(problem.op, params["implementation"], reason)
-            return reason
+    if reason := symbolic_sizes(every) or too_large_operands(every):
+        check_sizes_do_not_matter(problem.op, params["implementation"], reason)
+        return reason
     if any(0 in x.shape for x in arrays.values()):
         return "there is nothing to multiply"
     for name, x in arrays.items():

@@ -34,9 +34,9 @@ from jax_grouped_gemm._src.mlp.operands import (
     TangentOperands,
 )
 from jax_grouped_gemm._src.mlp.rows import on_rows
-from jax_grouped_gemm._src.plan import TileChoices
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import owned_rows
+from jax_grouped_gemm._src.tile_choices import TileChoices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,28 +14,17 @@ from jax_grouped_gemm._src.optimizer.problem import Layout, UpdateProblem
 from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
 
-MOMENTS = 2
-"""Operands of AdamW between the gradient and the weights."""
-
 UpdatePlan = Plan[UpdateProblem]
 
+MOMENTS = {"adamw_quantized": 2, "apply_and_quantize": 0}
+"""Operands of each step between the gradient or update and the weights."""
 
-def plan_adamw(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+
+def plan_update(
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> UpdatePlan:
-    """Plans an `adamw_quantized` from its operands' avals and its parameters."""
-    return _plan("adamw_quantized", avals, params, MOMENTS)
-
-
-def plan_apply(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> UpdatePlan:
-    """Plans an `apply_and_quantize` from its operands' avals and its parameters."""
-    return _plan("apply_and_quantize", avals, params, 0)
-
-
-def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], moments: int) -> UpdatePlan:
-    _, *given = avals
+    """Plans the step of that name from its operands' avals and its parameters."""
+    (_, *given), moments = avals, MOMENTS[op]
     changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
     layout = Layout.of(params)
     dtype = np.dtype(next(x.dtype for x in forms if x.dtype.itemsize == 1))

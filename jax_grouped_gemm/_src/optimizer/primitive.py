@@ -7,6 +7,7 @@ shapes and dtypes. Parameters: those of `Layout`, power_of_two and implementatio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jax_grouped_gemm._src.partition import Dims
 _NUM_NUMBERS = 2  # operands that are no result: numbers of the step, and the gradient or update
 
 
-def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -> Op:
+def _update(name: str, target: str, run: Any, of_reference: Any) -> Op:
     def avals(*operands, **params):
         return [op.unsharded_aval(operands, x.shape, x.dtype) for x in operands[_NUM_NUMBERS:]]
 
@@ -32,7 +33,7 @@ def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -
         operand_ranks=None,
         targets=(target,),
         avals=avals,
-        planner=planner,
+        planner=functools.partial(plan.plan_update, name),
         call=run,
         reference=of_reference,
         multiple_results=True,
@@ -86,7 +87,6 @@ def adamw_quantized(*operands: jax.Array, **params: Any) -> list[jax.Array]:
 ADAMW = _update(
     "adamw_quantized",
     call.ADAMW,
-    plan.plan_adamw,
     call.adamw_quantized,
     reference.adamw_quantized,
 )
@@ -100,7 +100,6 @@ def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
 APPLY = _update(
     "apply_and_quantize",
     call.APPLY,
-    plan.plan_apply,
     call.apply_and_quantize,
     reference.apply_and_quantize,
 )

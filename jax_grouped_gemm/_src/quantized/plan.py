@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target, predict
@@ -19,12 +18,15 @@ from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     TMA_ALIGNMENT_BYTES,
     XLA,
+    Formats,
     Kernel,
     Plan,
     TileConfig,
     TiledKernel,
+    algorithm_reason,
     always,
     check_sizes_do_not_matter,
+    format_reason,
     runnable,
     symbolic_sizes,
 )
@@ -35,9 +37,10 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 
 @dataclasses.dataclass(frozen=True)
 class PackedProblem:
-    """A product of bfloat16 rows and packed matrices, or two products of the same rows.
+    """A product of rows and packed matrices, or two products of the same rows.
 
     Attributes:
+      lhs, out: dtypes of the rows and of the result.
       format: of the matrices.
       shape: g, k and n.
       packed_bytes: of all matrices.
@@ -47,6 +50,8 @@ class PackedProblem:
       products: 2 for gate and up, of matrices alike.
     """
 
+    lhs: str
+    out: str
     format: Format
     shape: tuple[int, ...]
     packed_bytes: int
@@ -56,10 +61,14 @@ class PackedProblem:
     products: int = 1
 
     @classmethod
-    def of(cls, rhs: Any, rows: Any, groups: Any, products: int = 1) -> PackedProblem:
-        """The problem of a `QuantizedArray` [g, k, n]."""
-        names = tuple(rhs.arrays)
-        return cls(rhs.format, rhs.shape, rhs.nbytes, names, rows, groups, products)
+    def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
+        """The problem of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
+        return cls(lhs, out, rhs.format, rhs.shape, rhs.nbytes, tuple(rhs.arrays), *sizes)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return self.lhs, packed_format(self.format), self.out
 
     @property
     def op(self) -> str:
@@ -72,7 +81,7 @@ class PackedProblem:
         visited = min(count, self.rows)
         moved = self.products * self.packed_bytes * visited / count + 2 * self.rows * (k + n)
         return predict(
-            np.dtype(jnp.bfloat16),
+            np.dtype(self.lhs),
             multiply_adds=self.products * self.rows * k * n,
             utilization=1.0,
             num_bytes=moved,
@@ -85,47 +94,47 @@ class PackedProblem:
         return f"{self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
 
     def __str__(self) -> str:
-        rows = f"lhs bfloat16[{self.rows}, {self.shape[1]}]"
+        rows = f"lhs {self.lhs}[{self.rows}, {self.shape[1]}]"
         return f"{self.op} {rows}, rhs {self.described}, {self.groups} groups"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedKernel(TiledKernel):
+    """A kernel that reads packed matrices.
+
+    Attributes:
+      most_rows: mean rows of a group up to which it is faster than the next one, and the last one
+        than dequantising once (docs/notes/packed.md).
+    """
+
+    lhs: Formats = ("bfloat16",)
+    most_rows: int
+
+
 STREAMED_ROWS = 8
-DECODED_ROWS = dict(mxfp4=1024, int4=512, int8=512)
-"""Mean rows of a group up to which each kernel is faster than the next one, and the last one than
-dequantising once (docs/notes/packed.md)."""
 
-
-def _streaming_pays(problem: PackedProblem, target: Any) -> bool:
-    return problem.rows <= STREAMED_ROWS * problem.groups
-
-
-def _decoding_pays(problem: PackedProblem, target: Any) -> bool:
-    return problem.rows <= DECODED_ROWS[problem.format.name] * problem.groups
-
-
-def _has_whole_vectors(problem: PackedProblem) -> bool:
-    return problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0
-
-
+_decoding = functools.partial(
+    PackedKernel,
+    tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
+    schedule="decoded",
+    runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
+    in_order=always,
+)
 PACKED_KERNELS = (
-    TiledKernel(
+    PackedKernel(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
         schedule="streamed",
+        rhs=call.FORMATS,
         blocks=call.STREAMED_BLOCKS,
-        pays=_streaming_pays,
+        most_rows=STREAMED_ROWS,
     ),
-    TiledKernel(
-        tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
-        schedule="decoded",
-        runs=_has_whole_vectors,
-        pays=_decoding_pays,
-        in_order=always,
-    ),
+    _decoding(rhs=("mxfp4",), most_rows=1024),
+    _decoding(rhs=("int4", "int8"), most_rows=512),
 )
 """The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
 
 
-def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | None:
+def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
     """The kernel that multiplies packed matrices, None if dequantised ones are faster.
 
     Which is faster depends on the number of rows, so that batch invariance takes a kernel wherever
@@ -137,44 +146,38 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> TiledKernel | 
     found = runnable(PACKED_KERNELS, problem, implementation)
     if is_invariant(implementation):
         return found[0] if found else None
-    return next((kernel for kernel in found if kernel.pays(problem, None)), None)
+    return next((x for x in found if problem.rows <= x.most_rows * problem.groups), None)
 
 
 def dequantized_reason(
-    x: Any, products: Sequence[PackedProblem], operands: Any, precision: Any, implementation: Any
+    products: Sequence[PackedProblem], operands: Any, precision: Any, implementation: Any
 ) -> str:
     """Why weights are dequantised before they are multiplied, empty if a kernel reads them packed.
 
     Args:
-      x: the rows or tokens.
       products: each product.
       operands: all of them, a pytree.
       precision, implementation: parameters of the primitive.
     """
     if implementation == "xla":
         return AS_ASKED
-    for product in products:
-        if not reads(product.format):
-            return f"no kernel multiplies {product.format}"
-    if x.dtype != jnp.bfloat16:
-        return f"kernels multiply packed weights by bfloat16, got {x.dtype}"
-    if isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={precision}"
     every = jax.tree.leaves(operands)
-    for reason in (symbolic_sizes(every), too_large_operands(every)):
-        if reason:
-            check_sizes_do_not_matter("weights that are quantised", implementation, reason)
-            return reason
+    formats = (format_reason(PACKED_KERNELS, product) for product in products)
+    if reason := next(filter(None, formats), algorithm_reason(precision)):
+        return reason
+    if reason := symbolic_sizes(every) or too_large_operands(every):
+        check_sizes_do_not_matter("weights that are quantised", implementation, reason)
+        return reason
     for product in products:
         if 0 in (product.rows, *product.shape):
             return "there is nothing to multiply"
         if packed_kernel(product, implementation) is None:
-            k, name = product.shape[1], product.format.name
-            if not _has_whole_vectors(product):
+            taking = [kernel for kernel in PACKED_KERNELS if kernel.takes(*product.formats)]
+            if not taking[-1].runs(product):
                 any_number = is_invariant(implementation)
-                rows = "any number of" if any_number else f"more than {STREAMED_ROWS}"
-                return f"for {rows} rows a group, k={k} must be a multiple of 8"
-            return f"that is faster for more than {DECODED_ROWS[name]} rows a group"
+                rows = "any number of" if any_number else f"more than {taking[0].most_rows}"
+                return f"for {rows} rows a group, k={product.shape[1]} must be a multiple of 8"
+            return f"that is faster for more than {taking[-1].most_rows} rows a group"
     return ""
 
 
@@ -193,7 +196,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
     )
 
 
-UNPACK = Kernel("unpack")
+UNPACK = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
 """The kernel that writes packed matrices as bfloat16."""
 
 
@@ -221,6 +224,11 @@ class DequantizeProblem:
     def op(self) -> str:
         """Name of the primitive."""
         return "dequantize_weights"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return (packed_format(self.format),) * 2 + (self.dtype.name,)
 
     @property
     def bytes(self) -> int:
@@ -251,26 +259,16 @@ def plan_dequantize(
         params["names"],
     )
     notes = (params["reason"],) if params["reason"] else ()
-    if reason := _not_unpacked(problem, operands):
-        return Plan(problem, XLA, reason, notes=notes)
+    reason = format_reason([UNPACK], problem)
+    reason = reason or symbolic_sizes(operands) or too_large_operands(operands)
+    if reason or not problem.bytes:
+        return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
     return Plan(problem, UNPACK, kernel_problem=problem, notes=notes)
 
 
-def reads(format: Format) -> bool:
-    """Whether kernels read arrays of a format."""
-    return format.name in call.FORMATS and format.layout == "packed"
-
-
-def _not_unpacked(problem: DequantizeProblem, operands: Sequence[Any]) -> str:
-    """Why no kernel dequantises, empty if one does."""
-    if not reads(problem.format):
-        return f"no kernel dequantises {problem.format}"
-    if problem.dtype != jnp.bfloat16:
-        return f"the kernel writes bfloat16, not {problem.dtype}"
-    for reason in (symbolic_sizes(operands), too_large_operands(operands)):
-        if reason:
-            return reason
-    return "" if problem.bytes else "there is nothing to dequantise"
+def packed_format(format: Format) -> str:
+    """Its name; kernels read arrays of the layout "packed" alone."""
+    return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 
 def readable(size: int) -> str:

@@ -28,11 +28,11 @@ from jax_grouped_gemm._src.arguments import (
     with_invariance,
 )
 from jax_grouped_gemm._src.meshes import as_sharded
-from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
+from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
 def ragged_dot(

@@ -17,7 +17,7 @@ from jax.interpreters import ad
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.plan import for_cotangent
+from jax_grouped_gemm._src.tile_choices import for_cotangent
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from jax import lax
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
-from jax_grouped_gemm._src.device import Prediction, Target, predict
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
-    KERNEL_OPERAND_DTYPES,
-    KERNEL_RESULT_DTYPES,
     NOTHING,
     XLA,
     Plan,
     TileConfig,
     TiledKernel,
+    algorithm_reason,
     choose,
+    format_reason,
+    predict_problem,
     runnable,
 )
 from jax_grouped_gemm._src.ragged import whole
@@ -40,7 +41,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     tile_utilization,
     workspace_bytes,
 )
-from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
@@ -55,7 +56,7 @@ class Candidates(Generic[R]):
 
     Attributes:
       problem: what is computed.
-      table: the kernels for its operands.
+      table: the kernels.
       form: `problem` with the layouts and the result's dtype that the kernels have.
       unsupported: why no kernel can run it, empty if one can.
       all_rows: whether `ALL_ROWS` may compute it too.
@@ -64,20 +65,25 @@ class Candidates(Generic[R]):
     problem: R
     table: Sequence[TiledKernel]
     form: R
-    unsupported: str
+    unsupported: str = ""
     all_rows: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "unsupported", self.unsupported or _size_reason(self.problem))
+        reasons = (
+            format_reason(self.table, self.problem),
+            self.unsupported,
+            _size_reason(self.problem),
+        )
+        object.__setattr__(self, "unsupported", next(filter(None, reasons), ""))
 
     def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
-        """The kernel that has `tile`, or the first one if none runs the problem.
+        """The kernel that has `tile`, of those that run the problem.
 
         Raises:
           ValueError: it is no configuration that runs the problem as `implementation` asks.
         """
         kernels = runnable(self.table, self.form, implementation)
-        found = [kernel for kernel in kernels if kernel.tile == tile or self.unsupported]
+        found = [kernel for kernel in kernels if kernel.tile == tile]
         if not found:
             is_compiled = any(kernel.tile == tile for kernel in runnable(self.table, self.form))
             what = "batch invariant" if is_compiled else "compiled"
@@ -97,7 +103,7 @@ def check_tile(
     if tile is None and not is_invariant(implementation):
         return
     candidates = candidates_of(avals, params)
-    if tile is not None:
+    if tile is not None and not candidates.unsupported:
         candidates.with_tile(tile, implementation)
 
 
@@ -129,29 +135,8 @@ def _candidates(
 ) -> Candidates[RaggedProblem]:
     """The candidates for two operands that are not FP8."""
     problem = RaggedProblem.of(op, avals, params, **layouts)
-    table: Sequence[TiledKernel] = SIXTEEN_BITS
-    if problem.is_float32:
-        is_exact = float32.num_terms(params["precision"]) == float32.FULL_TERMS
-        table = FLOAT32_EXACT if is_exact else FLOAT32
-    unsupported = _unsupported_reason(problem, params)
-    return Candidates(problem, table, _kernel_form(problem), unsupported, all_rows=True)
-
-
-def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
-    """Why no kernel for operands of one dtype can run `problem`, empty if one can."""
-    dtypes = f"{problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}"
-    if (
-        problem.lhs_dtype != problem.rhs_dtype
-        or problem.lhs_dtype not in KERNEL_OPERAND_DTYPES
-        or problem.out_dtype not in KERNEL_RESULT_DTYPES
-    ):
-        return (
-            f"no kernel for {dtypes}: the kernels take two bfloat16, float16 or float32 operands "
-            "and return bfloat16, float16 or float32"
-        )
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    return ""
+    unsupported = algorithm_reason(params["precision"])
+    return Candidates(problem, KERNELS, _kernel_form(problem), unsupported, all_rows=True)
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
@@ -166,7 +151,7 @@ def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
         form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
     if problem.accumulates:
         is_padded = addressable_problem(form).shape(form.out) != form.shape(form.out)
-        if is_padded or form.is_float32:
+        if is_padded or form.terms:
             form = dataclasses.replace(form, op="ragged_contracting")
     return form
 
@@ -190,27 +175,14 @@ def plan_product(
       ValueError: the parameter `tile` is no configuration that runs the problem.
     """
     candidates = candidates_of(avals, params)
-    plan = _plan_kernel(candidates, params, target)
-    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
-        return plan
-    work = whole.xla_work(plan.problem, plan.terms) if candidates.all_rows else None
-    reason = faster_reason(work, plan.prediction, plan.tile, target, params["implementation"])
-    if not reason:
-        return plan
-    return Plan(plan.problem, ALL_ROWS, reason, terms=plan.terms, product=plan.product)
-
-
-def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: Target) -> Plan[R]:
     exact = problem = candidates.problem
-    product, override = params.get("product"), params.get("tile")
-    implementation = params["implementation"]
+    override, implementation = params.get("tile"), params["implementation"]
+    plan = functools.partial(Plan, exact, product=params.get("product"))
+    if implementation == "xla" or candidates.unsupported:
+        return plan(XLA, AS_ASKED if implementation == "xla" else candidates.unsupported)
     overriding = None if override is None else candidates.with_tile(override, implementation)
-    if implementation == "xla":
-        return Plan(problem, XLA, AS_ASKED, product=product)
-    if candidates.unsupported:
-        return Plan(problem, XLA, candidates.unsupported, product=product)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
-        return Plan(problem, NOTHING, "there is nothing to multiply", product=product)
+        return plan(NOTHING, "there is nothing to multiply")
     form = candidates.form
     if not is_static(exact.m):
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
@@ -221,31 +193,30 @@ def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: T
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel
     places = kernel.places(target)
-    terms = float32.num_terms(params["precision"]) if problem.is_float32 else 0
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
     utilization = tile_utilization(addressable, kernel.tile, places) * useful
-    kernel_problem = addressable
-    if problem is not exact:
-        kernel_problem = dataclasses.replace(addressable, m=exact.m)
-    return Plan(
-        problem=exact,
-        kernel=kernel,
-        reason=copy_reason(problem, addressable),
-        kernel_problem=kernel_problem,
+    prediction = predict_problem(problem, kernel, utilization, target)
+    work = whole.xla_work(exact) if candidates.all_rows and not overriding else None
+    if reason := faster_reason(work, prediction, kernel.tile, target, implementation):
+        return plan(ALL_ROWS, reason, terms=problem.terms)
+    kernel_problem = dataclasses.replace(addressable, m=exact.m)
+    return plan(
+        kernel,
+        copy_reason(problem, addressable),
+        kernel_problem,
         grid=_grid(addressable, kernel, places),
-        workspace_bytes=workspace_bytes(kernel_problem, kernel, terms, target),
-        terms=terms,
+        workspace_bytes=workspace_bytes(kernel_problem, kernel, target),
+        terms=problem.terms,
         utilization=utilization,
-        prediction=_prediction(problem, kernel, terms, utilization, target),
+        prediction=prediction,
         chosen_by="override" if overriding else "default",
         candidates=tuple(kernel.tile for kernel in kernels),
-        product=product,
-        notes=_notes(problem, kernel_problem, terms, kernel),
+        notes=_notes(problem, kernel_problem, kernel),
     )
 
 
 def _notes(
-    problem: RaggedProblem, kernel_problem: RaggedProblem, terms: int, kernel: TiledKernel
+    problem: RaggedProblem, kernel_problem: RaggedProblem, kernel: TiledKernel
 ) -> tuple[str, ...]:
     how = "added in place by the kernel"
     if not kernel_problem.accumulates:
@@ -253,6 +224,7 @@ def _notes(
             "written to memory and added by XLA: the kernels add products of 16-bit operands to "
             "rows that need no padding"
         )
+    terms = problem.terms
     parts = (float32.described(terms, in_kernel=kernel.splits),) if terms else ()
     return (how, *parts) if problem.accumulates else parts
 
@@ -282,27 +254,3 @@ def _grid(problem: RaggedProblem, kernel: TiledKernel, places: int) -> int:
         most_ranges, _ = RATIOS[0]
         num_tiles *= most_ranges
     return min(round_up(num_tiles, kernel.tile.cluster), places)
-
-
-def _prediction(
-    problem: RaggedProblem, kernel: TiledKernel, terms: int, utilization: float, target: Target
-) -> Prediction:
-    """For groups of equal size, those outside the window included."""
-    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
-    if problem.accumulates:
-        result_bytes *= 2
-    products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
-    if terms and kernel.splits:
-        products = float32.products_in_kernel(terms)
-    elif terms:
-        products = terms
-        operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
-    return predict(
-        problem.lhs_dtype,
-        multiply_adds=problem.multiply_adds,
-        utilization=utilization,
-        num_bytes=operand_bytes + result_bytes,
-        target=target,
-        products=products,
-        split_bytes=split_bytes,
-    )

@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, as_type
-from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS, Plan
+from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized import call as packed_call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.plan import (
@@ -36,6 +37,7 @@ from jax_grouped_gemm._src.ragged.bilinear import (
     register_jvp,
     register_transpose,
 )
+from jax_grouped_gemm._src.tile_choices import PRODUCT_OPTIONS
 
 
 def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
@@ -270,10 +272,10 @@ class PackedOperands:
     sizes: jax.Array
     offset: jax.Array
 
-    @property
-    def problem(self) -> PackedProblem:
-        """The product."""
-        return PackedProblem.of(self.rhs, self.x.shape[0], self.sizes.shape[0])
+    def problem(self, dtype: np.dtype) -> PackedProblem:
+        """The product with a result of `dtype`."""
+        sizes = self.x.shape[0], self.sizes.shape[0]
+        return PackedProblem.of(self.x.dtype.name, self.rhs, np.dtype(dtype).name, *sizes)
 
 
 def packed_product(operands: PackedOperands, **options: Any) -> jax.Array:
@@ -283,15 +285,12 @@ def packed_product(operands: PackedOperands, **options: Any) -> jax.Array:
       operands: of which the matrices have the layout "packed".
       options: parameters of `ragged_noncontracting`, but for its layouts.
     """
-    dtype = options["preferred_element_type"]
+    problem = operands.problem(options["preferred_element_type"])
     asked = options["precision"], options["implementation"]
-    reason = dequantized_reason(operands.x, [operands.problem], operands, *asked)
-    if not reason and dtype != operands.x.dtype:
-        reason = f"kernels of packed weights have results of {operands.x.dtype}, not of {dtype}"
-    if reason:
+    if reason := dequantized_reason([problem], operands, *asked):
         return _dequantized(operands, reason, **options)
     leaves, tree = jax.tree.flatten(operands)
-    return PACKED.bind(*leaves, tree=tree, **options)
+    return PACKED_DOT.bind(*leaves, tree=tree, **options)
 
 
 def _dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Array:
@@ -306,14 +305,15 @@ def _dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.A
 def _packed_aval(*leaves: Any, tree: Any, preferred_element_type: Any, **_: Any) -> Any:
     given: PackedOperands = tree.unflatten(leaves)
     shape = given.x.shape[0], given.rhs.shape[2]
-    return PACKED.unsharded_aval(leaves, shape, preferred_element_type)
+    return PACKED_DOT.unsharded_aval(leaves, shape, preferred_element_type)
 
 
 def _plan_packed(
     avals: Sequence[Any], params: Mapping[str, Any], target: Any
 ) -> Plan[PackedProblem]:
     given: PackedOperands = params["tree"].unflatten(avals)
-    return plan_packed(given.problem, target, params["implementation"])
+    problem = given.problem(params["preferred_element_type"])
+    return plan_packed(problem, target, params["implementation"])
 
 
 def _call_packed(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) -> jax.Array:
@@ -347,7 +347,7 @@ def _packed_dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
     return Dims.of("mK", *of_parts, "G", "o", to="mN", whole="KNGo" + "".join(inner))
 
 
-PACKED = Op(
+PACKED_DOT = Op(
     name="packed_ragged_dot",
     per_row=True,
     operand_ranks=None,
@@ -360,4 +360,4 @@ PACKED = Op(
     dims=_packed_dims,
     localizer=slices.of_groups,
 )
-PACKED.follow_reference()
+PACKED_DOT.follow_reference()

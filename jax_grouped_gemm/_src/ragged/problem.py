@@ -64,6 +64,7 @@ class RaggedProblem:
       batched: which of lhs, rhs, group sizes and group offset have that dimension.
       zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
       max_sms: how many multiprocessors the kernel fills at most, None for all.
+      terms: see `Plan`.
     """
 
     op: str
@@ -82,6 +83,7 @@ class RaggedProblem:
     batched: tuple[bool, ...]
     zeroes_unowned: bool = dataclasses.field(default=True, kw_only=True)
     max_sms: int | None = dataclasses.field(default=None, kw_only=True)
+    terms: int = dataclasses.field(default=0, kw_only=True)
 
     @classmethod
     def of(
@@ -114,6 +116,7 @@ class RaggedProblem:
             num_groups=avals[2].shape[-1],
             zeroes_unowned=params.get("zeroes_unowned", True),
             max_sms=params.get("max_sms"),
+            terms=float32.terms_of(avals[0].dtype, params.get("precision")),
             batch=tuple(batches[:1]),
             batched=batched,
             **fields,
@@ -139,9 +142,9 @@ class RaggedProblem:
         return self.op == ACCUMULATE_NAME
 
     @property
-    def is_float32(self) -> bool:
-        """Whether operands are multiplied in parts of 16 bits."""
-        return self.lhs_dtype == np.float32
+    def formats(self) -> tuple[str, ...]:
+        """Of lhs, rhs and the result, see `Kernel.takes`."""
+        return self.lhs_dtype.name, self.rhs_dtype.name, self.out_dtype.name
 
     @property
     def multiply_adds(self) -> float:
@@ -161,22 +164,25 @@ class RaggedProblem:
         """Extents of the named dimensions."""
         return tuple(getattr(self, name) for name in names)
 
-    def array_bytes(self) -> tuple[float, float, float]:
-        """Bytes that are read of lhs and of rhs, and the size of the result.
+    @property
+    def operand_bytes(self) -> float:
+        """Bytes that are read of lhs and of rhs.
 
         Rows of local groups are read, if all groups are equal, and weights of groups with rows.
         """
-        batch = math.prod(self.batch)
-        lhs, rhs, out = (
-            math.prod(self.shape(names)) * dtype.itemsize for names, dtype in self.arrays
-        )
-        shares = (
-            min(self.m / max(self.g, 1), 1) if "g" in names else self.g / max(self.num_groups, 1)
-            for names in (self.lhs, self.rhs)
-        )
-        lhs_batch, rhs_batch = (batch if batched else 1 for batched in self.batched[:2])
-        lhs_share, rhs_share = shares
-        return lhs * lhs_share * lhs_batch, rhs * rhs_share * rhs_batch, out * batch
+        total = 0.0
+        for (names, dtype), is_batched in zip(self.arrays[:2], self.batched, strict=False):
+            visited = min(self.m / max(self.g, 1), 1)
+            share = visited if "g" in names else self.g / max(self.num_groups, 1)
+            size = math.prod(self.shape(names)) * dtype.itemsize
+            total += size * share * (math.prod(self.batch) if is_batched else 1)
+        return total
+
+    @property
+    def result_bytes(self) -> float:
+        """The size of the result, and of what it is added to."""
+        size = math.prod(self.batch) * math.prod(self.shape(self.out)) * self.out_dtype.itemsize
+        return size * 2 if self.accumulates else size
 
     def __str__(self) -> str:
         lhs, rhs, out = (
@@ -221,11 +227,6 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
 def rows_stay(problem: RaggedProblem) -> bool:
     """Whether lhs [m, k] is multiplied by weights."""
     return (problem.lhs, problem.out) == ("mk", "mn")
-
-
-def has_few_rows(problem: RaggedProblem, most: int) -> bool:
-    """Whether groups have `most` rows at most, on average."""
-    return problem.m <= most * problem.num_groups
 
 
 def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
@@ -280,7 +281,7 @@ def can_be_skewed(problem: RaggedProblem, kernel: TiledKernel) -> bool:
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
-        and not problem.is_float32
+        and not problem.terms
         and skew_is_possible(
             rows=problem.m,
             units=units_of_result(problem, cut_tile(kernel)),
@@ -336,7 +337,7 @@ def addressable_problem(problem: R) -> R:
     for names, dtype in problem.arrays:
         row = names[-1]
         # TMA addresses the float16 parts of float32 operands.
-        itemsize = 2 if problem.is_float32 else dtype.itemsize
+        itemsize = 2 if problem.terms else dtype.itemsize
         multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
         padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
     return dataclasses.replace(problem, **padded)
@@ -344,7 +345,7 @@ def addressable_problem(problem: R) -> R:
 
 def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    reasons = unaddressable_rows("mkn", problem, addressable, problem.lhs_dtype)
+    reasons = unaddressable_rows("mkn", problem, addressable, problem.terms)
     reasons += [
         f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
         for name in ("lhs", "rhs")
@@ -362,17 +363,17 @@ LEAST_BYTES = 16
 """A kernel's buffers are never empty."""
 
 
-def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, terms: int, target: Target) -> int:
+def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target) -> int:
     """Bytes of workspace of the kernel of a plan."""
     tile = kernel.tile
     if kernel.schedule == "stream_k":
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
     if can_be_skewed(problem, kernel):
         return max(skew_bytes(problem, kernel, target.multiprocessors), LEAST_BYTES)
-    return _float32_bytes(problem, terms) if terms and not kernel.splits else LEAST_BYTES
+    return _float32_bytes(problem) if problem.terms and not kernel.splits else LEAST_BYTES
 
 
-def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
+def _float32_bytes(problem: RaggedProblem) -> int:
     """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
 
     The layout is that of `csrc/ragged/parts_workspace.cc`.
@@ -386,7 +387,7 @@ def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
     lhs_batches, rhs_batches, owner_batches = (
         batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
     )
-    parts = float32.num_parts(terms)
+    parts = float32.num_parts(problem.terms)
     sections = (
         (lhs_batches * problem.g, np.uint32),
         (rhs_batches * problem.g, np.uint32),

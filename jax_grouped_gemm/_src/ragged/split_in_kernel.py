@@ -32,31 +32,31 @@ PASSED_WAVE_SECONDS, PASSED_STEP_SECONDS, PASSED_SHARE = 1e-6, 0.61e-6, 0.42
 MARGIN = 0.95
 
 
-def pays(problem: RaggedProblem, terms: int, target: Target) -> bool:
+def pays(problem: RaggedProblem, target: Target) -> bool:
     """Whether to split on the way, for float32 rows that stay where they are."""
     if problem.m <= SPLIT_MOST_ROWS * problem.num_groups:
         return True
-    return seconds(problem, terms, target) < MARGIN * seconds_with_passes(problem, terms, target)
+    return seconds(problem, target) < MARGIN * seconds_with_passes(problem, target)
 
 
-def seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
+def seconds(problem: RaggedProblem, target: Target) -> float:
     """The predicted time of the kernel that splits on the way."""
-    products = float32.products_in_kernel(terms) / float32.products_in_kernel(1)
+    products = float32.products_in_kernel(problem.terms) / float32.products_in_kernel(1)
     step = STEP_SECONDS * products
     multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
         steps(problem) * step + WAVE_SECONDS
     )
-    return SECONDS + max(multiplying, sum(problem.array_bytes()) / (SHARE * target.rates.bandwidth))
+    moved = problem.operand_bytes + problem.result_bytes
+    return SECONDS + max(multiplying, moved / (SHARE * target.rates.bandwidth))
 
 
-def seconds_with_passes(problem: RaggedProblem, terms: int, target: Target) -> float:
+def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
     """The predicted time of passes that split and of the product after them."""
-    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
-    operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, terms)
-    step = PASSED_STEP_SECONDS * terms
+    operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, problem.terms)
+    step = PASSED_STEP_SECONDS * problem.terms
     waves = _waves(problem, DEFAULT_TILE, target)
     multiplying = waves * (steps(problem) * step + PASSED_WAVE_SECONDS)
-    moving = (operand_bytes + result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
+    moving = (operand_bytes + problem.result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
     groups, _, _ = result_tiles(problem)
     starting = PASSES_SECONDS + GROUP_SECONDS * groups
     return starting + split_bytes / target.rates.bandwidth + max(multiplying, moving)

@@ -1,19 +1,26 @@
 """The tables of kernels that ragged products choose from, as csrc/ragged/tiles.h has them.
 
-For each kind of operands there is one table, whose first entry is the default. A plan takes the
-first other entry that runs the problem and pays. `use_tiles` takes any that run it.
+The first entry that runs a problem is the default. A plan takes the first other entry that runs
+the problem and pays. `use_tiles` takes any that run it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-
-import numpy as np
+import functools
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import DEFAULT_TILE, Kernel, TileConfig, TiledKernel, always
+from jax_grouped_gemm._src.plan import (
+    DEFAULT_TILE,
+    FLOATS,
+    FLOATS_16,
+    Kernel,
+    TileConfig,
+    TiledKernel,
+    always,
+)
 from jax_grouped_gemm._src.ragged import split_in_kernel
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
@@ -96,7 +103,7 @@ def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Ta
 def _can_take_turns(problem: RaggedProblem) -> bool:
     # The stages of kernels that accumulate hold what is added to, until both consumers have read
     # it.
-    return problem.contracts_rows and problem.out_dtype == np.float32 and not problem.accumulates
+    return problem.contracts_rows and not problem.accumulates
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
@@ -109,33 +116,36 @@ def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
 ALL_ROWS = Kernel("xla_all_rows")
 """XLA's product of all rows with every group's matrix: `whole` says where that is faster."""
 
+_of_16_bits = functools.partial(TiledKernel, lhs=FLOATS_16, out=FLOATS)
+
 SIXTEEN_BITS = (
-    TiledKernel(
+    _of_16_bits(
         tile=DEFAULT_TILE,
         record=("h200_main.json", "qwen3_up/forward/random"),
         in_order=always,
     ),
-    TiledKernel(
+    _of_16_bits(
         tile=PINGPONG_TILE,
         schedule="pingpong",
+        out=("float32",),
         record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
         runs=_can_take_turns,
         pays=_taking_turns_pays,
     ),
-    TiledKernel(
+    _of_16_bits(
         tile=NARROW_STREAM_K_TILE,
         schedule="stream_k",
         record=("h200_adapters.json", "rank64_down/forward/random"),
         runs=rows_stay,
         pays=_cutting_narrow_pays,
     ),
-    TiledKernel(
+    _of_16_bits(
         tile=NARROW_TILE,
         record=("h200_adapters.json", "rank128_down/forward/random"),
         pays=_narrow_pays,
         in_order=always,
     ),
-    TiledKernel(
+    _of_16_bits(
         tile=STREAM_K_TILE,
         schedule="stream_k",
         record=("h200_main.json", "mixtral_down/forward/random"),
@@ -147,15 +157,20 @@ SIXTEEN_BITS = (
 
 
 def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
+    of_32_bits = functools.partial(TiledKernel, lhs=("float32",), out=FLOATS)
     return (
-        TiledKernel(tile=DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
-        TiledKernel(
+        of_32_bits(
+            tile=DEFAULT_TILE,
+            record=(name, "qwen3_up/forward/random"),
+            runs=lambda problem: problem.terms == terms,
+        ),
+        of_32_bits(
             tile=SWAPPED_FLOAT32_TILE,
             schedule="swapped",
             splits=True,
             record=(name, "decode_up/forward/random"),
-            runs=rows_stay,
-            pays=lambda problem, target: split_in_kernel.pays(problem, terms, target),
+            runs=lambda problem: problem.terms == terms and rows_stay(problem),
+            pays=split_in_kernel.pays,
             # The other one has a scale for all rows of a group.
             in_order=always,
         ),
@@ -165,3 +180,4 @@ def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
 FLOAT32 = _float32_table(1, "h200_float32_default.json")
 FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
 """The tables for two operands of float32, by the accuracy that is asked for."""
+KERNELS = (*SIXTEEN_BITS, *FLOAT32, *FLOAT32_EXACT)

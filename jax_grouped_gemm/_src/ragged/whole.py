@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
-def xla_work(problem: RaggedProblem, terms: int) -> Work | None:
+def xla_work(problem: RaggedProblem) -> Work | None:
     """The work of XLA's product of `problem`, for `fallback`; None if there is none."""
     g, m, k, n = problem.shape("gmkn")
     if problem.accumulates or problem.batch or not is_static(g, m, k, n):
@@ -35,7 +35,7 @@ def xla_work(problem: RaggedProblem, terms: int) -> Work | None:
         "XLA's products of all rows",
         (products,),
         problem.lhs_dtype,
-        terms,
+        problem.terms,
         moved_bytes=lhs + rhs + out,
         pass_bytes=2 * copied,  # which are written and read
         copied_bytes=copied,

@@ -13,20 +13,17 @@ from jax.export import is_symbolic_dim
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
-    KERNEL_OPERAND_DTYPES,
+    FLOATS,
+    FLOATS_8,
     NOTHING,
     XLA,
+    Formats,
     Kernel,
     Plan,
     choose,
+    operand_reason,
 )
 from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
-
-KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
-"""Element types of the rows that kernels move; they sum in float32."""
-
-COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
-"""Dtypes of rows that kernels copy without a weight; FP8 two columns at a time."""
 
 MOST_EXPERTS = 16384
 """More than that, and no block has a counter for each."""
@@ -65,12 +62,35 @@ SORTS = (
 )
 """The table for sorts: in two launches, or in one."""
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Move(Kernel):
+    """A way to move rows, of the formats `lhs`, which are summed in float32.
+
+    Attributes:
+      columns: how many of a row are moved at a time.
+    """
+
+    lhs: Formats = FLOATS
+    columns: int = 1
+
+
 GATHERS = (
-    Kernel("by_row"),
-    Kernel("by_token", pays=lambda row_of_pair, target: row_of_pair.shape[-1] != 0),
+    Move("by_row"),
+    Move("by_token", pays=lambda row_of_pair, target: row_of_pair.shape[-1] != 0),
 )
 """The table for gathers: row by row, or one token after the other, which reads tokens once and has
 to know the rows of each. The problem is `row_of_pair`."""
+
+COPIES = *GATHERS, *(dataclasses.replace(x, lhs=FLOATS_8, columns=2) for x in GATHERS)
+"""The table for gathers without weights."""
+
+MOVES = {
+    "gather_rows": GATHERS,
+    "combine_rows": (Move("combine_rows"),),
+    "row_dots": (Move("row_dots"),),
+}
+"""The tables by primitive."""
 
 RANKS = {
     "gather_rows": (2, 1, 2, 2, 1),
@@ -131,12 +151,20 @@ def plan_move(
 ) -> RowsPlan:
     """Plans the operation of that name from its operands' avals and its parameters."""
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
-    reason = _no_kernel_reason(avals, params, batch) or _unsuitable_rows_reason(op, *avals[:4])
-    x, dtype, kernel, divisor = avals[0], avals[0].dtype, Kernel(op), 1
+    x, dtype, divisor, table = avals[0], avals[0].dtype, 1, MOVES[op]
+    if op == "gather_rows" and 0 in avals[3].shape:
+        table = COPIES
+    kernels = [kernel for kernel in table if dtype.name in kernel.lhs] or table
+    reason = _no_kernel_reason(avals, params, batch) or operand_reason(
+        kernels[0], dtype.name, "rows"
+    )
+    if not reason and x.shape[-1] % kernels[0].columns:
+        reason = f"rows of {dtype} are copied {kernels[0].columns} columns at a time"
+    kernel = choose(kernels, avals[2], target)
     # Tokens, rows or choices that are not there leave nothing to read.
     if op == "gather_rows":
         shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
-        kernel, divisor = choose(GATHERS, avals[2], target), params["divisor"]
+        divisor = params["divisor"]
     elif op == "combine_rows":
         shape, needed = (avals[2].shape[-2], x.shape[-1]), avals[:3:2]
     else:
@@ -145,16 +173,6 @@ def plan_move(
     result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
     nothing = any(0 in x.shape for x in (*needed, result))
     return _plan(op, reason, (result,), nothing, kernel, divisor=divisor)
-
-
-def _unsuitable_rows_reason(op, x, *operands) -> str:
-    """Why no kernel moves rows of this type, empty if one does."""
-    if x.dtype in KERNEL_DTYPES:
-        return ""
-    is_copy = op == "gather_rows" and 0 in operands[2].shape
-    if not is_copy or x.dtype not in COPIED_DTYPES:
-        return f"the kernels move rows of bfloat16, float16 or float32, got {x.dtype}"
-    return "FP8 rows are copied two columns at a time" if x.shape[-1] % 2 else ""
 
 
 def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:

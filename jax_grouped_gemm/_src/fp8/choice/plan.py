@@ -10,16 +10,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200, Target, duration
 from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.plan import Kernel, Plan
+from jax_grouped_gemm._src.plan import FLOATS_16, Kernel, Plan
 
-BF16 = Kernel("bf16")
+BF16 = Kernel("bf16", lhs=FLOATS_16)
 """Products in 16 bits, each of which has a plan of its own."""
 
 
@@ -66,11 +65,11 @@ def bf16_choice(
       implementation: what the caller asks for. Kernels, or the reference, are those of the recipe.
       training: whether gradients are computed too.
     """
-    found = set(map(np.dtype, dtypes))
+    found = {np.dtype(x).name for x in dtypes}
     products = (recipe.forward, recipe.dgrad, recipe.wgrad)[: 3 if training else 1]
     if not fallback.is_open(implementation) or len(found) > 1 or "fp8" not in products:
         return None
-    if not found <= {np.dtype(jnp.bfloat16), np.dtype(jnp.float16)} or not of.is_known:
+    if not found <= set(BF16.lhs) or not of.is_known:
         return None
     choice = Choice(of, recipe, training)
     *_, is_faster = choice.seconds()

@@ -34,11 +34,11 @@ from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeigh
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.over_tokens import over_tokens
 from jax_grouped_gemm._src.partition import Split
-from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.slices import sizes_in_slice
+from jax_grouped_gemm._src.tile_choices import current_tiles, using_tiles
 
 
 def fp8_ragged_dot(

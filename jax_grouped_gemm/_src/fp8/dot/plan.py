@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,18 +9,11 @@ import jax
 from jax_grouped_gemm._src.fp8.formats import quantized_groups
 from jax_grouped_gemm._src.fp8.scaled import plan
 from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem
-from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.ragged.plan import Candidates, plan_product
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientPlan(Plan[ScaledProblem]):
-    """That of the product, and what quantises its operands."""
-
-    params: tuple[tuple[str, Any], ...] = ()
+from jax_grouped_gemm._src.ragged.plan import Candidates
 
 
 def candidates(avals, params) -> Candidates[ScaledProblem]:
+    """The kernels of the product of a `quantized_weight_gradient`."""
     lhs, rhs, sizes, offset = avals
     recipe = params["products"].recipe
     blocks: list[Any] = []
@@ -32,14 +24,3 @@ def candidates(avals, params) -> Candidates[ScaledProblem]:
         blocks.append(jax.ShapeDtypeStruct(scales, "float32"))
     of_product = dict(params, num_rows=lhs.shape[0], preferred_element_type=params["dtype"])
     return plan.contracting([*blocks, sizes, offset], of_product)
-
-
-READ = ("products", "dtype", "num_groups", "implementation")
-"""The parameters that are read where the operation is composed of others."""
-
-
-def plan_gradient(avals, params, target) -> GradientPlan:
-    """Plans a `quantized_weight_gradient`."""
-    found = plan_product(candidates, avals, params, target)
-    fields: dict[str, Any] = {x.name: getattr(found, x.name) for x in dataclasses.fields(found)}
-    return GradientPlan(**fields, params=tuple((name, params[name]) for name in READ))

@@ -15,15 +15,15 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from jax_grouped_gemm._src.fp8.dot.plan import READ, candidates, plan_gradient
+from jax_grouped_gemm._src.fp8.dot.plan import candidates
 from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.meshes import axes_of_kind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import slices
-from jax_grouped_gemm._src.ragged.plan import check_tile
+from jax_grouped_gemm._src.ragged.plan import check_tile, plan_product
+from jax_grouped_gemm._src.tile_choices import PRODUCT_OPTIONS
 
 
 def may_be_split_later(x: jax.Array) -> bool:
@@ -54,7 +54,9 @@ def weight_gradient(
     )
 
 
-def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_groups, implementation):
+def _gradient(
+    lhs, rhs, group_sizes, group_offset, *, products, dtype, num_groups, implementation, **_
+):
     products = dataclasses.replace(products, implementation=implementation)
     recipe = products.recipe
     _, left = products.quantize_rows(
@@ -77,10 +79,10 @@ OP = Op(
     operand_ranks=(2, 2, 1, 1),
     targets=(),
     avals=_aval,
-    planner=plan_gradient,
+    planner=functools.partial(plan_product, candidates),
     planned=PRODUCT_OPTIONS,
     check=functools.partial(check_tile, candidates),
-    call=lambda plan, *operands: _gradient(*operands, **dict(plan.params)),
+    composed=_gradient,
     reference=functools.partial(_gradient, implementation="xla"),
     dims=lambda *_, **params: Dims.of("mk", "mn", "G", "o", to="gkn", whole="Go"),
     localizer=slices.of_groups,
@@ -90,8 +92,7 @@ OP.has_no_derivative(NO_DERIVATIVE)
 
 
 def _batch(operands, dims, **params):
-    read = {name: params[name] for name in READ}
-    return jax.vmap(functools.partial(_gradient, **read), dims)(*operands), 0
+    return jax.vmap(functools.partial(_gradient, **params), dims)(*operands), 0
 
 
 OP.def_batching(_batch)

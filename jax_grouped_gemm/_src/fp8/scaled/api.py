@@ -33,7 +33,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     row_blocks,
 )
 from jax_grouped_gemm._src.fp8.scaled import primitive
-from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
 def scaled_ragged_dot(

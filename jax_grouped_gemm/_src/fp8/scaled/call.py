@@ -17,11 +17,11 @@ from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
-NONCONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
+SCALED_NONCONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
 
 GATHERED_NONCONTRACTING_TARGET = "jax_grouped_gemm.gathered_scaled_noncontracting.v1"
 
-CONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_contracting.v3"
+SCALED_CONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 
 PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 
@@ -66,7 +66,7 @@ def scaled_noncontracting(
     elif problem.rhs_scaling == "group":
         rhs_scale = rhs_scale[..., 0]
     return call_kernel(
-        NONCONTRACTING_TARGET,
+        SCALED_NONCONTRACTING_TARGET,
         plan,
         lhs if problem.view else pad_to(lhs, addressable.shape(addressable.lhs)),
         lhs_scale,
@@ -107,7 +107,7 @@ def scaled_contracting(
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))
     return call_kernel(
-        CONTRACTING_TARGET,
+        SCALED_CONTRACTING_TARGET,
         plan,
         lhs,
         lhs_scale,

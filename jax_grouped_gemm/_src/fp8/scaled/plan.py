@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     DEFAULT_TILE,
-    KERNEL_RESULT_DTYPES,
+    FLOATS,
+    FLOATS_8,
+    FLOATS_16,
     TileConfig,
     TiledKernel,
     always,
@@ -30,7 +33,6 @@ from jax_grouped_gemm._src.ragged.plan import Candidates
 from jax_grouped_gemm._src.ragged.problem import (
     addressable_problem,
     copy_reason,
-    has_few_rows,
 )
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 from jax_grouped_gemm._src.sizes import too_large_operands
@@ -58,6 +60,10 @@ FP8_STREAM_K_LEAST_STEPS = 96
 """Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
 
 
+def _has_few_rows(problem: ScaledProblem, target: Any = None) -> bool:
+    return problem.m <= SWAPPED_MOST_ROWS * problem.num_groups
+
+
 def _is_in_blocks(problem: ScaledProblem) -> bool:
     """Whether scales change along k, so that every kernel multiplies by them after each 128 of it.
 
@@ -66,21 +72,23 @@ def _is_in_blocks(problem: ScaledProblem) -> bool:
     return problem.rhs_scaling == "128x128"
 
 
+_of_fp8 = functools.partial(TiledKernel, lhs=FLOATS_8, rhs=FLOATS_8, out=FLOATS)
+
 NONCONTRACTING_KERNELS = (
-    TiledKernel(
+    _of_fp8(
         tile=DEFAULT_TILE,
         record=("h200_fp8.json", "qwen3_up/fp8_forward/random"),
         in_order=always,
     ),
-    TiledKernel(
+    _of_fp8(
         tile=SWAPPED_TILE,
         schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
-        pays=lambda problem, target: has_few_rows(problem, SWAPPED_MOST_ROWS),
+        pays=_has_few_rows,
         blocks=3,
         in_order=_is_in_blocks,
     ),
-    TiledKernel(
+    _of_fp8(
         tile=STREAM_K_TILE,
         schedule="stream_k",
         record=("h200_fp8.json", "mixtral_down/fp8_forward/random"),
@@ -92,9 +100,12 @@ GATHERED_KERNELS = NONCONTRACTING_KERNELS[:1]
 """The table for products that read tokens in place."""
 
 CONTRACTING_KERNELS = (
-    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),
+    _of_fp8(tile=DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),
 )
-"""The table for weight gradients, of one rhs and of two."""
+"""The table for weight gradients."""
+
+PAIRED_SCALED_KERNELS = (dataclasses.replace(CONTRACTING_KERNELS[0], out=FLOATS_16),)
+"""The table for two gradients of one lhs: the kernel stores them transposed, in 16 bits alone."""
 
 
 def noncontracting(
@@ -127,7 +138,7 @@ def noncontracting(
             "result would depend on the others; take a scale a row or a block, as in the formats "
             "'fp8_row' and 'fp8_1x128'"
         )
-    return Candidates(problem, table or NONCONTRACTING_KERNELS, form, _unsupported_reason(problem))
+    return Candidates(problem, table or NONCONTRACTING_KERNELS, form)
 
 
 def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -139,7 +150,10 @@ def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[Scal
 
 
 def contracting(
-    avals: Sequence[Any], params: Mapping[str, Any], op: str = "scaled_ragged_contracting"
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    op: str = "scaled_ragged_contracting",
+    table: Sequence[TiledKernel] | None = None,
 ) -> Candidates[ScaledProblem]:
     """The kernels of a `scaled_ragged_contracting`."""
     place = params.get("view", ())
@@ -155,16 +169,14 @@ def contracting(
         m=params["num_rows"],
         view=place,
     )
-    return Candidates(
-        problem, CONTRACTING_KERNELS, _kernel_form(problem), _unsupported_reason(problem)
-    )
+    return Candidates(problem, table or CONTRACTING_KERNELS, _kernel_form(problem))
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
     """The kernels of a `paired_scaled_contracting`, as those of one of its two products."""
     lhs, lhs_scale, first, first_scale, _, _, *groups = avals
     one = (lhs, lhs_scale, first, first_scale, *groups)
-    return contracting(one, params, "paired_scaled_contracting")
+    return contracting(one, params, "paired_scaled_contracting", PAIRED_SCALED_KERNELS)
 
 
 def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
@@ -175,7 +187,7 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     problem = candidates.problem
     return (
         _takes_first(candidates, params)
-        and not has_few_rows(problem, SWAPPED_MOST_ROWS)
+        and not _has_few_rows(problem)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
         and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape
@@ -193,8 +205,6 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     return (
         _takes_first(candidates, params)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("column", "1x128")
-        # The kernel stores results transposed, which 16 bits allow alone.
-        and problem.out_dtype != np.dtype(np.float32)
         and first.dtype == second.dtype
         and problem.n <= PAIRED_FP8_COLUMNS
     )
@@ -232,13 +242,4 @@ def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
         return problem
     return dataclasses.replace(
         problem, lhs_dtype=np.dtype(jnp.float8_e4m3fn), out_dtype=np.dtype(np.float32)
-    )
-
-
-def _unsupported_reason(problem: ScaledProblem) -> str:
-    if problem.out_dtype in KERNEL_RESULT_DTYPES:
-        return ""
-    return (
-        f"no kernel for {problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}: the "
-        "kernels return bfloat16, float16 or float32"
     )

@@ -23,9 +23,9 @@ from jax_grouped_gemm._src.fp8.formats import (
 from jax_grouped_gemm._src.fp8.scaled import call, plan, reference
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, whole
-from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.plan import check_tile, plan_product
+from jax_grouped_gemm._src.tile_choices import PRODUCT_OPTIONS
 
 
 def _of_viewed(function, operand, *operands, view=(), **params):
@@ -42,13 +42,13 @@ def scaled_ragged_noncontracting(
     for the kernel instead of the plan's choice, and view, what lhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
+    return SCALED_NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
 
 
 def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, view=(), **params):
     lhs, _, rhs, *_ = operands = viewed(operands, VIEWED_ROWS, view)
     shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
-    return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
+    return SCALED_NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
 
 
 def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
@@ -67,11 +67,11 @@ def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
     )
 
 
-NONCONTRACTING = Op(
+SCALED_NONCONTRACTING = Op(
     name="scaled_ragged_noncontracting",
     per_row=True,
     operand_ranks=(2, 2, 3, 3, 1, 1),
-    targets=(call.NONCONTRACTING_TARGET,),
+    targets=(call.SCALED_NONCONTRACTING_TARGET,),
     avals=_noncontracting_aval,
     planner=partial(plan_product, plan.noncontracting),
     planned=PRODUCT_OPTIONS,
@@ -134,19 +134,19 @@ def scaled_ragged_contracting(
     and view, what rhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return CONTRACTING.bind(*operands, **params)
+    return SCALED_CONTRACTING.bind(*operands, **params)
 
 
 def _contracting_aval(*operands, num_groups, preferred_element_type, view=(), **params):
     lhs, _, rhs, *_ = operands = viewed(operands, VIEWED_RHS, view)
     shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
-    return CONTRACTING.result_aval(operands, shape, preferred_element_type)
+    return SCALED_CONTRACTING.result_aval(operands, shape, preferred_element_type)
 
 
-CONTRACTING = Op(
+SCALED_CONTRACTING = Op(
     name="scaled_ragged_contracting",
     operand_ranks=(3, 2, 3, 2, 1, 1),
-    targets=(call.CONTRACTING_TARGET,),
+    targets=(call.SCALED_CONTRACTING_TARGET,),
     avals=_contracting_aval,
     planner=partial(plan_product, plan.contracting),
     planned=PRODUCT_OPTIONS,
@@ -238,13 +238,13 @@ def _batch_each(operands, dims, **params):
     return jax.vmap(each, dims)(*operands), [0, 0]
 
 
-_register_batching(NONCONTRACTING, may_be_viewed=VIEWED_ROWS)
+_register_batching(SCALED_NONCONTRACTING, may_be_viewed=VIEWED_ROWS)
 
-_register_batching(CONTRACTING, may_be_viewed=VIEWED_RHS)
+_register_batching(SCALED_CONTRACTING, may_be_viewed=VIEWED_RHS)
 
 GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 
 PAIRED_CONTRACTING.def_batching(_batch_each)
 
-for _op in (NONCONTRACTING, GATHERED_NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
+for _op in (SCALED_NONCONTRACTING, GATHERED_NONCONTRACTING, SCALED_CONTRACTING, PAIRED_CONTRACTING):
     _op.has_no_derivative(NO_DERIVATIVE)

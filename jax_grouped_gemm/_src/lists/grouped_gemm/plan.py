@@ -5,56 +5,44 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import Target, predict
-from jax_grouped_gemm._src.fallback import faster_reason
-from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
-from jax_grouped_gemm._src.lists import kernels as list_kernels
-from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import schedule as list_schedule
-from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
-    Entry,
-    GroupedGemmProblem,
-    Scheduler,
-    listed,
-    xla_work,
-)
+from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem, Scheduler, listed
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import (
-    NOTHING,
-    XLA,
-    Plan,
-    TileConfig,
-    TiledKernel,
-    symbolic_sizes,
-    unaddressable_rows,
-)
+from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.plan import FLOATS, Plan, TileConfig, TiledKernel
 
 TILES = (
     TiledKernel(
         tile=TileConfig(tile_m=128, tile_n=256, cluster=2),
+        lhs=FLOATS,
+        out=FLOATS,
         record=("h200_lists.json", "random_24/grouped_gemm"),
     ),
     TiledKernel(
         tile=TileConfig(tile_m=128, tile_n=128, cluster=1),
+        lhs=FLOATS,
+        out=FLOATS,
         record=("h200_lists.json", "cutlass_24/grouped_gemm"),
     ),
+    *fp64.SQUARES,
 )
-"""The table for operands of 16 bits and float32, of which a launch takes the tile that is predicted
-to be done first; `lists.fp64.KERNELS` is that for all others. `fallback` decides where XLA
-computes instead."""
+"""The table, of which a launch takes the tile that is predicted to be done first. `fallback`
+decides where XLA computes instead."""
 
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
 
+MAX_MATRICES = 128
+"""Products to a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
 
 # A launch of clusters takes 0.5 us longer than one of single CTAs, as an H200 measured.
 CLUSTER_STEPS = 0.7
@@ -122,7 +110,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
 
     Attributes:
       launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike, on the
-        FP64 tensor cores for at most `plan_fp64.MAX_MATRICES`.
+        FP64 tensor cores for at most `plan_MAX_MATRICES`.
       order: the indices of all problems in the order in which the kernels have them: by falling k,
         if they are sorted. Problems without any work are not among them.
     """
@@ -152,141 +140,87 @@ def plan_grouped_gemm(
 ) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
-    if reason:
-        return GroupedGemmPlan(problem, XLA, reason)
-    working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]
-    if not working:
-        return GroupedGemmPlan(problem, NOTHING, "there is nothing to multiply")
-    is_fp64 = problem.dtype in fp64_kernels.DTYPES
-    addressable = problem if is_fp64 else _addressable_problem(problem)
-    reason = _copy_reason(problem, addressable, working)
-    terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
-    launches = tuple(_launches(addressable, working, terms, target))
-    products = max(terms, 1)
-    utilization = _utilization(problem, launches, target) * products
-    operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
-    prediction = predict(
-        problem.dtype,
-        multiply_adds=problem.multiply_adds,
-        utilization=utilization,
-        num_bytes=operand_bytes + problem.result_bytes,
-        target=target,
-        products=products,
-        split_bytes=split_bytes,
-    )
-    faster = faster_reason(
-        xla_work(problem, terms),
-        prediction,
-        launches[0].tile,
-        target,
-        params["implementation"],
-    )
-    if faster:
-        return GroupedGemmPlan(problem, XLA, faster)
-    return GroupedGemmPlan(
-        problem=problem,
-        kernel=launches[0].kernel,
-        reason=reason,
-        kernel_problem=addressable,
-        grid=launches[0].clusters * launches[0].tile.cluster,
-        workspace_bytes=sum(launch.workspace_bytes for launch in launches),
-        terms=terms,
-        utilization=utilization,
-        prediction=prediction,
-        notes=(float32.described(terms),) if terms else (),
-        launches=launches,
-    )
+    return plan_list(GroupedGemmPlan, problem, TILES, avals, params, target, _launch)
 
 
-def _addressable_problem(problem: GroupedGemmProblem) -> GroupedGemmProblem:
-    """`problem` with every row of every array a multiple of what TMA can address."""
-    operand_multiple, result_multiple = list_kernels.row_multiples(problem)
-
-    def pad(entry: Entry) -> Entry:
-        multiples = {"n": result_multiple}
-        multiples["m" if entry.transpose_lhs else "k"] = operand_multiple
-        multiples["k" if entry.transpose_rhs else "n"] = operand_multiple
-        padded = {name: round_up(getattr(entry, name), x) for name, x in multiples.items()}
-        return dataclasses.replace(entry, **padded)
-
-    entries = tuple(map(pad, problem.entries))
-    result_dtype = list_kernels.written_dtype(problem)
-    return dataclasses.replace(problem, entries=entries, result_dtype=result_dtype)
-
-
-def _copy_reason(
-    problem: GroupedGemmProblem, addressable: GroupedGemmProblem, working: Sequence[int]
-) -> str:
-    """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    reasons = [
-        reason
-        for i in working
-        for reason in unaddressable_rows(
-            "mkn", problem.entries[i], addressable.entries[i], problem.dtype, f" of problem {i}"
-        )
-    ]
-    return listed(reasons, "; ")
-
-
-def _launches(
-    problem: GroupedGemmProblem, working: Sequence[int], terms: int, target: Target
-) -> list[Launch]:
+def _launch(
+    problem: GroupedGemmProblem,
+    addressable: GroupedGemmProblem,
+    kernels: Sequence[TiledKernel],
+    target: Target,
+) -> Launched:
     def stored(i: int) -> tuple[bool, bool]:
         return problem.entries[i].transpose_lhs, problem.entries[i].transpose_rhs
 
-    is_fp64 = problem.dtype in fp64_kernels.DTYPES
-    most = plan_fp64.MAX_MATRICES if is_fp64 else MAX_PROBLEMS
+    most = MAX_MATRICES if isinstance(kernels[0], fp64.Square) else MAX_PROBLEMS
     launches = []
-    for transposes, members in itertools.groupby(sorted(working, key=stored), key=stored):
+    for _, members in itertools.groupby(sorted(problem.working, key=stored), key=stored):
         order = list(members)
         if problem.sort_problems:
             # Longest tiles first, as CUTLASS recommends: short ones even out the end.
-            order.sort(key=lambda i: -problem.entries[i].k)
+            order.sort(key=lambda i: -addressable.entries[i].k)
         # As few launches as there can be, and none of them much smaller than the others.
         count = cdiv(len(order), most)
         bounds = [len(order) * j // count for j in range(count + 1)]
-        for begin, end in itertools.pairwise(bounds):
-            part = tuple(order[begin:end])
-            launches.append(_best_launch(problem, part, transposes, terms, target))
-    return launches
+        for part in itertools.starmap(slice, itertools.pairwise(bounds)):
+            launches.append(_best_launch(addressable, tuple(order[part]), tuple(kernels), target))
+
+    def multiply_adds(launch: Launch) -> float:
+        per_step = target.multiprocessors * FULL_STEP_AREA * TILE_K
+        if isinstance(launch.kernel, fp64.Square):
+            per_step = launch.kernel.multiply_adds_per_step(problem.dtype, target)
+        return launch.steps * per_step
+
+    useful = problem.multiply_adds / sum(map(multiply_adds, launches))
+    return Launched(
+        launches[0].kernel,
+        launches[0].clusters * launches[0].tile.cluster,
+        useful * max(problem.terms, 1),
+        sum(launch.workspace_bytes for launch in launches),
+        fields=dict(launches=tuple(launches)),
+    )
 
 
 def _best_launch(
     problem: GroupedGemmProblem,
     order: tuple[int, ...],
-    transposes: tuple[bool, bool],
-    terms: int,
+    kernels: tuple[TiledKernel, ...],
     target: Target,
 ) -> Launch:
-    shapes = tuple(problem.entries[i].shape for i in order)
-    if problem.dtype in fp64_kernels.DTYPES:
-        square, blocks, steps, balance = plan_fp64.simulated(shapes, problem.dtype, target)
-        return Launch(order, *transposes, square, blocks, None, steps, balance)
+    first = problem.entries[order[0]]
+    shapes, terms = tuple(problem.entries[i].shape for i in order), problem.terms
     parts_bytes = 0
     if terms:
         operands = [(s.g, s.m * s.k) for s in shapes] + [(s.g, s.k * s.n) for s in shapes]
         parts_bytes = float32.list_workspace_bytes(operands, terms)
         # Every term takes the steps of a product.
         shapes = tuple(s._replace(k=terms * round_up(s.k, TILE_K)) for s in shapes)
-    kernel, clusters, schedule, steps, balance = _simulated(
-        shapes, problem.scheduler, problem.sort_problems, target
-    )
-    return Launch(order, *transposes, kernel, clusters, schedule, steps, balance, parts_bytes)
+    of_list = problem.scheduler, problem.sort_problems, problem.dtype
+    found = simulated(shapes, *of_list, kernels, target)
+    return Launch(order, first.transpose_lhs, first.transpose_rhs, *found, parts_bytes)
 
 
 # One call is planned more than once: for `explain`, for lowering, for every layer of a model.
 @functools.lru_cache(maxsize=256)
-def _simulated(
-    shapes: tuple[Shape, ...], scheduler: Scheduler, sort_problems: bool, target: Target
+def simulated(
+    shapes: tuple[Shape, ...],
+    scheduler: Scheduler,
+    sort_problems: bool,
+    dtype: np.dtype,
+    kernels: tuple[TiledKernel, ...],
+    target: Target,
 ) -> tuple[TiledKernel, int, np.ndarray | None, float, float]:
     """The kernel to take, its clusters and schedule, the steps of the longest cluster, the balance.
 
     That is predicted to be done first: for lists of few tiles that of small ones, of which more
     multiprocessors get one.
     """
+    if isinstance(kernels[0], fp64.Square):
+        runs = functools.partial(_runs, shapes, dtype)
+        square, blocks, steps, balance = fp64.simulated(kernels, runs, dtype, target)
+        return square, blocks, None, steps, balance
     choices = []
-    for kernel in TILES:
+    for kernel in kernels:
         tile = kernel.tile
         most_clusters = max(target.multiprocessors // tile.cluster, 1)
         units = list_schedule.list_units(shapes, tile)
@@ -307,14 +241,17 @@ def _simulated(
     return min(choices, key=lambda c: c[3] + CLUSTER_STEPS * (c[0].tile.cluster > 1))
 
 
-def _utilization(problem: GroupedGemmProblem, launches: Sequence[Launch], target: Target) -> float:
-    useful = sum(
-        math.prod(problem.entries[i].shape) for launch in launches for i in launch.problems
-    )
+def _runs(shapes: Sequence[Shape], dtype: np.dtype, side: int) -> list[fp64.Runs]:
+    """Runs of tiles of each launch, one a shape, as `csrc/scheduler/product_runs.h` lists them.
 
-    def per_step(launch: Launch) -> int:
-        if problem.dtype in fp64_kernels.DTYPES:
-            return plan_fp64.multiply_adds_per_step(problem.dtype, launch.kernel, target)
-        return target.multiprocessors * FULL_STEP_AREA * TILE_K
-
-    return useful / sum(launch.steps * per_step(launch) for launch in launches)
+    More matrices than one launch takes have a launch each `MAX_MATRICES`, one after another.
+    """
+    bounds = np.cumsum([0, *(shape.g for shape in shapes)])
+    return [
+        [
+            (fp64.num_steps(dtype, s.k), int(g) * cdiv(s.m, side) * cdiv(s.n, side))
+            for s, g in zip(shapes, np.diff(bounds.clip(first, first + MAX_MATRICES)), strict=True)
+            if g
+        ]
+        for first in range(0, int(bounds[-1]), MAX_MATRICES)
+    ]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fallback import Work
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.plan import unaddressable_rows
 
 Scheduler = Literal["device", "host_precomputed"]
 SCHEDULERS: tuple[Scheduler, ...] = ("device", "host_precomputed")
@@ -57,6 +60,7 @@ class GroupedGemmProblem:
       has_alpha, has_beta, has_c: which optional operands there are.
       alpha, beta: the numbers that missing scales stand for.
       scheduler, sort_problems: as for `grouped_gemm`.
+      terms: see `Plan`.
     """
 
     entries: tuple[Entry, ...]
@@ -69,6 +73,7 @@ class GroupedGemmProblem:
     beta: complex
     scheduler: Scheduler
     sort_problems: bool
+    terms: int = 0
     op: str = "grouped_gemm"
 
     @classmethod
@@ -89,8 +94,49 @@ class GroupedGemmProblem:
             entries=tuple(entries),
             dtype=lhs[0].dtype,
             result_dtype=np.dtype(params["result_dtype"]),
+            terms=float32.terms_of(lhs[0].dtype, params["precision"]),
             **{name: params[name] for name in fields},
         )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return self.dtype.name, self.dtype.name, self.result_dtype.name
+
+    @property
+    def working(self) -> list[int]:
+        """The problems that have something to multiply."""
+        return [i for i, entry in enumerate(self.entries) if 0 not in entry.shape]
+
+    @property
+    def nothing(self) -> str:
+        """Why no kernel is launched, empty if one is."""
+        return "" if self.working else "there is nothing to multiply"
+
+    def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
+        """With rows of operands and of results that are multiples of so many elements."""
+        of_operands, of_results = multiples
+
+        def pad(entry: Entry) -> Entry:
+            multiples = {"n": of_results}
+            multiples["m" if entry.transpose_lhs else "k"] = of_operands
+            multiples["k" if entry.transpose_rhs else "n"] = of_operands
+            padded = {name: round_up(getattr(entry, name), x) for name, x in multiples.items()}
+            return dataclasses.replace(entry, **padded)
+
+        entries = tuple(map(pad, self.entries))
+        return dataclasses.replace(self, entries=entries, result_dtype=result_dtype)
+
+    def copy_reason(self, addressable: Self) -> str:
+        """Why TMA cannot address the arrays, empty if it can."""
+        reasons = [
+            reason
+            for i in self.working
+            for reason in unaddressable_rows(
+                "mkn", self.entries[i], addressable.entries[i], self.terms, f" of problem {i}"
+            )
+        ]
+        return listed(reasons, "; ")
 
     def sizes(self) -> dict[str, int]:
         """The sizes that kernels count, by name."""
@@ -116,6 +162,26 @@ class GroupedGemmProblem:
         arrays = 1 + self.has_c
         return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
 
+    def xla_work(self) -> Work | None:
+        """The work of one XLA call for each product, for `fallback`; None if there is none.
+
+        A pass over each result scales it and adds c.
+        """
+        if jnp.issubdtype(self.dtype, jnp.complexfloating):
+            return None  # complex64 would lose accuracy, and complex128 has not been measured
+        products = tuple(self.entries[i].shape for i in self.working)
+        is_scaled = self.has_alpha or self.alpha != 1 or self.has_c
+        return Work(
+            "list",
+            "XLA's products, a call each,",
+            products,
+            self.dtype,
+            self.terms,
+            moved_bytes=self.operand_bytes + self.result_bytes,
+            pass_bytes=2 * self.result_bytes * is_scaled,
+            passes=len(products) * is_scaled,
+        )
+
     def __str__(self) -> str:
         c = ", with c" if self.has_c else ""
         return f"{self.op} {self.dtype} {listed(self.entries)} -> {self.result_dtype}{c}"
@@ -125,24 +191,3 @@ def listed(items: Sequence[Any], separator: str = ", ") -> str:
     """The first items, and how many more there are."""
     named = separator.join(map(str, items[:LISTED]))
     return named if len(items) <= LISTED else f"{named} and {len(items) - LISTED} more"
-
-
-def xla_work(problem: GroupedGemmProblem, terms: int) -> Work | None:
-    """The work of one XLA call for each product, for `fallback`; None if there is none.
-
-    A pass over each result scales it and adds c.
-    """
-    if jnp.issubdtype(problem.dtype, jnp.complexfloating):
-        return None  # complex64 would lose accuracy, and complex128 has not been measured
-    products = tuple(entry.shape for entry in problem.entries if 0 not in entry.shape)
-    is_scaled = problem.has_alpha or problem.alpha != 1 or problem.has_c
-    return Work(
-        "list",
-        "XLA's products, a call each,",
-        products,
-        problem.dtype,
-        terms,
-        moved_bytes=problem.operand_bytes + problem.result_bytes,
-        pass_bytes=2 * problem.result_bytes * is_scaled,
-        passes=len(products) * is_scaled,
-    )

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import Target, predict
-from jax_grouped_gemm._src.fallback import faster_reason
-from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
-from jax_grouped_gemm._src.lists import kernels as list_kernels
-from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
-from jax_grouped_gemm._src.lists.rank_k.problem import (
-    RankKProblem,
-    Stack,
-    launch_order,
-    xla_work,
-)
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.lists import fp64
+from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
 from jax_grouped_gemm._src.plan import (
-    NOTHING,
-    XLA,
+    FLOATS,
+    FLOATS_16,
     Plan,
     TileConfig,
     TiledKernel,
     choose,
-    runnable,
-    symbolic_sizes,
-    unaddressable_rows,
 )
 
 RankKPlan = Plan[RankKProblem]
@@ -56,36 +44,20 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
 
     A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
     """
-    plan = _plan_of_kernel(avals, params, target)
-    if plan.prediction is None:
-        return plan
-    _, kernel = plan.launched
-    reason = faster_reason(
-        xla_work(plan.problem, plan.terms),
-        plan.prediction,
-        kernel.tile,
-        target,
-        params["implementation"],
-    )
-    return Plan(plan.problem, XLA, reason) if reason else plan
-
-
-def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     problem = RankKProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
-    if reason:
-        return Plan(problem, XLA, reason)
-    if all(0 in (stack.g, stack.n) for stack in problem.stacks):
-        return Plan(problem, NOTHING, "the results are empty")
-    if problem.dtype in fp64_kernels.DTYPES:
-        if problem.has_diagonal or problem.op == "symm_product":
-            what = "adds a diagonal" if problem.has_diagonal else "computes A B^T alone"
-            return Plan(problem, XLA, f"no kernel of {problem.dtype} {what}")
-        return plan_fp64(problem, target)
-    addressable = _addressable_problem(problem)
-    reason = _copy_reason(problem, addressable)
+    return plan_list(Plan, problem, TILES, avals, params, target, _launch)
+
+
+def _launch(
+    problem: RankKProblem, addressable: RankKProblem, kernels: Sequence[TiledKernel], target: Target
+) -> Launched:
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
-    kernel = choose(runnable(TILES, addressable), addressable, target)
+    kernel = choose(kernels, addressable, target)
+    if isinstance(kernel, fp64.Square):
+        runs = functools.partial(_runs, addressable)
+        square, grid, steps, _ = fp64.simulated(kernels, runs, problem.dtype, target)
+        most = steps * square.multiply_adds_per_step(problem.dtype, target)
+        return Launched(square, grid, problem.multiply_adds / most, rate=square.rate)
     if kernel.schedule == "fine":
         clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
@@ -93,28 +65,21 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
         units = _units(addressable, stacks, target)
         clusters = min(num_clusters(target), len(units))
         utilization = _utilization(problem, units, target)
-    terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
-    operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
-    return Plan(
-        problem=problem,
-        kernel=kernel,
-        reason=reason,
-        kernel_problem=addressable,
-        grid=clusters * kernel.tile.cluster,
-        workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
-        terms=terms,
-        utilization=utilization,
-        prediction=predict(
-            problem.dtype,
-            multiply_adds=problem.useful,
-            utilization=utilization,
-            num_bytes=operand_bytes + problem.result_bytes,
-            target=target,
-            products=max(terms, 1),
-            split_bytes=split_bytes,
-        ),
-        notes=(float32.described(terms),) if terms else (),
-    )
+    workspace = 0
+    if problem.terms:
+        parts = [(s.g, s.n * s.k) for s in stacks] * problem.num_factors
+        workspace = float32.list_workspace_bytes(parts, problem.terms)
+    return Launched(kernel, clusters * kernel.tile.cluster, utilization, workspace)
+
+
+def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
+    """Runs of tiles off the diagonal and on it, as `csrc/scheduler/triangular_runs.h` has them."""
+    runs = []
+    for stack in (problem.stacks[i] for i in launch_order(problem)):
+        rows, steps = cdiv(stack.n, side), fp64.num_steps(problem.dtype, stack.k)
+        runs.append((problem.num_products * steps, stack.g * (rows * (rows - 1) // 2)))
+        runs.append((steps, stack.g * rows))
+    return [runs]
 
 
 def num_clusters(target: Target) -> int:
@@ -125,10 +90,6 @@ def num_clusters(target: Target) -> int:
 def most_fine_units(target: Target) -> int:
     """How many fine units an update may have: each is a cluster, and all run at a time."""
     return num_clusters(target)
-
-
-def _fine_runs(problem: RankKProblem) -> bool:
-    return problem.dtype != jnp.float32 and len(launch_order(problem)) <= MAX_FINE_STACKS
 
 
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
@@ -148,46 +109,28 @@ TILES = (
     TiledKernel(
         tile=RANK_K_TILE,
         schedule="triangular",
+        lhs=FLOATS,
+        out=FLOATS,
         record=("h200_rank_k.json", "8x2048x2048/syrk"),
     ),
     TiledKernel(
         tile=FINE_TILE,
         schedule="fine",
+        lhs=FLOATS_16,
+        out=FLOATS,
         record=("h200_rank_k.json", "64x256x1024/syrk"),
-        runs=_fine_runs,
+        runs=lambda problem: len(launch_order(problem)) <= MAX_FINE_STACKS,
         pays=_fine_pays,
     ),
+    *(
+        dataclasses.replace(
+            kernel,
+            runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product",
+        )
+        for kernel in fp64.SQUARES
+    ),
 )
-"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others.
-`fallback` decides where XLA computes instead."""
-
-
-def _addressable_problem(problem: RankKProblem) -> RankKProblem:
-    """`problem` with every row of every array a multiple of what TMA can address."""
-    per_row, per_result_row = list_kernels.row_multiples(problem)
-    # No more than the rows of the results need, unless the operands have rows of n.
-    n_multiple = per_row if problem.transpose else per_result_row
-    k_multiple = 1 if problem.transpose else per_row
-    stacks = tuple(
-        Stack(s.g, round_up(s.n, n_multiple), round_up(max(s.k, 1), k_multiple))
-        for s in problem.stacks
-    )
-    result_dtype = list_kernels.written_dtype(problem)
-    return dataclasses.replace(problem, stacks=stacks, result_dtype=result_dtype)
-
-
-def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
-    """Bytes of the parts of float32 operands."""
-    operands = problem.num_factors
-    stacks = [(s.g, s.n * s.k) for s in problem.stacks if 0 not in (s.g, s.n)]
-    return float32.list_workspace_bytes(stacks * operands, terms)
-
-
-def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
-    """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    pairs = zip(problem.stacks, addressable.stacks, strict=True)
-    reasons = (unaddressable_rows("nk", *pair, problem.dtype) for pair in pairs)
-    return "; ".join(itertools.chain(*reasons))
+"""The table. `fallback` decides where XLA computes instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,14 +152,15 @@ class Unit:
 def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> list[Unit]:
     """The units of work of all stacks, in order."""
     halves = gains_by_halves(problem, stacks, target)
-    return [unit for stack in stacks for unit in _stack_units(problem, stack, halves)]
+    counts = (pair for stack in stacks for pair in _unit_counts(problem, stack, halves))
+    return [unit for unit, count in counts for _ in range(count)]
 
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
     if problem.whole_tiles or problem.op == "symm_product":
         return False
-    if problem.dtype == jnp.float32 or len(stacks) > 1:
+    if problem.terms or len(stacks) > 1:
         return False
     with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
     return with_halves < without
@@ -245,11 +189,6 @@ def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> i
     return end
 
 
-def _stack_units(problem: RankKProblem, stack: Stack, halves: bool) -> list[Unit]:
-    """The units of work of a stack, in order."""
-    return [unit for kind, count in _unit_counts(problem, stack, halves) for unit in [kind] * count]
-
-
 def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
     """Full and narrow units of a stack, as `csrc/scheduler/triangular.h` lists them."""
     rows = cdiv(stack.n, RANK_K_TILE.tile_m)
@@ -270,7 +209,7 @@ def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Ta
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
     rounds = cdiv(sum(map(num_fine_units, stacks)), num_clusters(target))
     longest = DIAGONAL_SQUARES * steps * rounds
-    return float(problem.useful / (longest * target.multiprocessors * SQUARE**2 * TILE_K))
+    return float(problem.multiply_adds / (longest * target.multiprocessors * SQUARE**2 * TILE_K))
 
 
 def _utilization(problem: RankKProblem, units: Sequence[Unit], target: Target) -> float:
@@ -287,4 +226,4 @@ def _utilization(problem: RankKProblem, units: Sequence[Unit], target: Target) -
         busy[cluster] += unit.half_steps
     longest = max(busy)
     per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
-    return float(problem.useful / (longest * clusters * per_half_step))
+    return float(problem.multiply_adds / (longest * clusters * per_half_step))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arrays import at_least_float32, round_up
 from jax_grouped_gemm._src.fallback import Work
+from jax_grouped_gemm._src.plan import unaddressable_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ class RankKProblem:
         many others there are.
       c_is_factor: of each stack, whether c is a factor too. XLA would copy such a c before a kernel
         that updates it in place.
+      terms: see `Plan`.
     """
 
     op: str
@@ -54,6 +58,7 @@ class RankKProblem:
     has_diagonal: bool = False
     whole_tiles: bool = False
     c_is_factor: tuple[bool, ...] = ()
+    terms: int = 0
 
     @classmethod
     def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
@@ -74,6 +79,7 @@ class RankKProblem:
             has_diagonal=params["has_diagonal"],
             whole_tiles=params["whole_tiles"],
             c_is_factor=params["c_is_factor"],
+            terms=float32.terms_of(operands[0].dtype, params["precision"]),
         )
 
     @property
@@ -86,6 +92,34 @@ class RankKProblem:
         """How many factors each result has."""
         return 1 if self.op == "rank_k" else 2
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """See `Kernel.takes`."""
+        return self.dtype.name, self.dtype.name, self.result_dtype.name
+
+    @property
+    def nothing(self) -> str:
+        """Why no kernel is launched, empty if one is."""
+        return "" if launch_order(self) else "the results are empty"
+
+    def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
+        """With rows of operands and of results that are multiples of so many elements."""
+        of_operands, of_results = multiples
+        # No more than the rows of the results need, unless the operands have rows of n.
+        n_multiple = of_operands if self.transpose else of_results
+        k_multiple = 1 if self.transpose else of_operands
+        stacks = tuple(
+            Stack(s.g, round_up(s.n, n_multiple), round_up(max(s.k, 1), k_multiple))
+            for s in self.stacks
+        )
+        return dataclasses.replace(self, stacks=stacks, result_dtype=result_dtype)
+
+    def copy_reason(self, addressable: Self) -> str:
+        """Why TMA cannot address the arrays, empty if it can."""
+        pairs = zip(self.stacks, addressable.stacks, strict=True)
+        reasons = (unaddressable_rows("nk", *pair, self.terms) for pair in pairs)
+        return "; ".join(itertools.chain(*reasons))
+
     def sizes(self) -> dict[str, int]:
         """The sizes that kernels count, by name. Both products of a rank-2k update count as one."""
         k = "k" if self.num_products == 1 else "twice k"
@@ -96,7 +130,7 @@ class RankKProblem:
         }
 
     @property
-    def useful(self) -> float:
+    def multiply_adds(self) -> float:
         """The products of two elements that the results need."""
         per_product = sum(s.g * s.n * (s.n + 1) / 2 * s.k for s in self.stacks)
         return per_product * self.num_products
@@ -117,6 +151,29 @@ class RankKProblem:
         writes = 2 if self.symmetrize or not self.has_c else 1
         return self.result_dtype.itemsize * triangles * (writes + self.has_c)
 
+    def xla_work(self) -> Work | None:
+        """The work of XLA's products of whole matrices, for `fallback`; None if there are none.
+
+        A pass over the sums adds, mirrors and masks.
+        """
+        if self.dtype == jnp.complex64:
+            return None  # the kernels accumulate in float64, which XLA does not
+        stacks = [self.stacks[i] for i in launch_order(self)]
+        elements = sum(s.g * s.n * s.n for s in stacks)
+        sums_bytes = np.dtype(at_least_float32(self.result_dtype)).itemsize * elements
+        # Where results are symmetric or sums of two products, mirror images are read as well.
+        reads = 1 + (self.num_products > 1 or self.symmetrize)
+        results = self.result_dtype.itemsize * elements * (1 + self.has_c)
+        return Work(
+            "update",
+            "XLA's products of whole matrices",
+            tuple((s.g, s.n, s.n, s.k) for s in stacks),
+            self.dtype,
+            self.terms,
+            moved_bytes=self.operand_bytes + sums_bytes,
+            pass_bytes=reads * sums_bytes + results,
+        )
+
     def __str__(self) -> str:
         shapes = ", ".join(
             f"{[s.g, s.k, s.n]}^T" if self.transpose else str([s.g, s.n, s.k]) for s in self.stacks
@@ -133,27 +190,3 @@ def launch_order(problem: RankKProblem) -> list[int]:
     stacks = problem.stacks
     nonempty = (i for i, s in enumerate(stacks) if 0 not in (s.g, s.n))
     return sorted(nonempty, key=lambda i: -stacks[i].k)
-
-
-def xla_work(problem: RankKProblem, terms: int) -> Work | None:
-    """The work of XLA's products of whole matrices, for `fallback`; None if there are none.
-
-    A pass over the sums adds, mirrors and masks.
-    """
-    if problem.dtype == jnp.complex64:
-        return None  # the kernels accumulate in float64, which XLA does not
-    stacks = [s for s in problem.stacks if 0 not in (s.g, s.n)]
-    elements = sum(s.g * s.n * s.n for s in stacks)
-    sums_bytes = np.dtype(at_least_float32(problem.result_dtype)).itemsize * elements
-    # Where results are symmetric or sums of two products, mirror images are read as well.
-    reads = 1 + (problem.num_products > 1 or problem.symmetrize)
-    results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
-    return Work(
-        "update",
-        "XLA's products of whole matrices",
-        tuple((s.g, s.n, s.n, s.k) for s in stacks),
-        problem.dtype,
-        terms,
-        moved_bytes=problem.operand_bytes + sums_bytes,
-        pass_bytes=reads * sums_bytes + results,
-    )

@@ -47,7 +47,7 @@ from jax_grouped_gemm._src.mlp.layer import down, gated_ragged_dot
 from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
-from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.tile_choices import current_tiles
 
 _NAME = "an MLP with a recipe"
 

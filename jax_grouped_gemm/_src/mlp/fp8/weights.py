@@ -20,9 +20,9 @@ from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeigh
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.weight_formats import ROWS_128X128
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights
-from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.primitive import frozen
+from jax_grouped_gemm._src.tile_choices import TileChoices, current_tiles
 
 
 class QuantizedMlp(NamedTuple):

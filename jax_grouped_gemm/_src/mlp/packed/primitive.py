@@ -15,12 +15,12 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import OPTIONS, TileChoices
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import slices
+from jax_grouped_gemm._src.tile_choices import OPTIONS, TileChoices
 
 _NO_CHOICES = TileChoices()
 
@@ -37,7 +37,7 @@ def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
     if not reason and layer.closes_over_traced(options, operands):
         reason = "activation closes over traced values"
     if operands.experts.quantized and not reason:
-        return bind(PACKED, operands, **vars(options))
+        return bind(PACKED_MLP, operands, **vars(options))
     return _dequantized(function, options, operands, reason)
 
 
@@ -50,11 +50,8 @@ def dequantized_reason(operands: MlpOperands, options: Options) -> str:
         return "gate and up are one matrix"
     if Epilogue.of(options.activation) is None:
         return f"no kernel has the activation {options.activation}"
-    x = operands.rows.x
-    if any(b is not None and b.dtype not in (jnp.float32, x.dtype) for b in experts.biases):
-        return "kernels take biases of float32 or of the dtype of x"
     asked = options.precision, options.implementation
-    return why_dequantized(x, operands.packed_products, operands, *asked)
+    return why_dequantized(operands.packed_products, operands, *asked)
 
 
 def _dequantized(function: str, options: Options, operands: MlpOperands, reason: str) -> jax.Array:
@@ -69,7 +66,7 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
     given: MlpOperands = tree.unflatten(leaves)
     experts = given.experts
     columns = experts.hidden_columns if experts.wo is None else experts.wo.shape[2]
-    return PACKED.unsharded_aval(leaves, (given.num_rows, columns), given.rows.x.dtype)
+    return PACKED_MLP.unsharded_aval(leaves, (given.num_rows, columns), given.rows.x.dtype)
 
 
 def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
@@ -142,7 +139,7 @@ def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
     return Dims.of(*specs, to="mD", whole=whole)
 
 
-PACKED = Op(
+PACKED_MLP = Op(
     name="packed_mlp",
     per_row=True,
     operand_ranks=None,
@@ -155,4 +152,4 @@ PACKED = Op(
     dims=_dims,
     localizer=slices.of_groups,
 )
-PACKED.follow_reference()
+PACKED_MLP.follow_reference()

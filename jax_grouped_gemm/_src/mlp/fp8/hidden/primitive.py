@@ -13,13 +13,7 @@ from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, Scaled
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.mlp.fp8.hidden import call, reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients, HiddenLayer, JoinedGradients
-from jax_grouped_gemm._src.mlp.fp8.hidden.plan import (
-    HiddenPlan,
-    plan_gradients,
-    plan_hidden,
-    plan_ragged_gradients,
-    unfused_ragged_reason,
-)
+from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan, plan_step, unfused_reason
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import COMPOSED
 
@@ -64,7 +58,8 @@ def ragged_hidden_gradients(
     zero if dh is, and everything else is undefined."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
-    joined = joined and implementation != "xla" and not unfused_ragged_reason(layer, operands)
+    is_fused = not unfused_reason(RAGGED_GRADIENTS.name, layer, operands)
+    joined = joined and implementation != "xla" and is_fused
     *leaves, dweights = RAGGED_GRADIENTS.bind(*operands, joined=joined, **params)
     if joined:
         values, of_rows, of_gate, of_up, hidden, of_hidden = leaves
@@ -90,7 +85,7 @@ HIDDEN: Op = Op(
     operand_ranks=(2, 1),
     targets=(call.HIDDEN_TARGET,),
     avals=_avals_of(reference.hidden, lambda: HIDDEN),
-    planner=plan_hidden,
+    planner=functools.partial(plan_step, "quantize_hidden"),
     call=call.hidden,
     reference=reference.hidden,
     multiple_results=True,
@@ -102,7 +97,7 @@ GRADIENTS: Op = Op(
     operand_ranks=(2, 2, 1),
     targets=(call.GRADIENTS_TARGET,),
     avals=_avals_of(reference.gradients, lambda: GRADIENTS),
-    planner=plan_gradients,
+    planner=functools.partial(plan_step, "quantize_gradients"),
     call=call.gradients,
     reference=reference.gradients,
     multiple_results=True,
@@ -141,7 +136,7 @@ RAGGED_GRADIENTS: Op = Op(
     operand_ranks=(2, 2, 1, 1),
     targets=(call.RAGGED_GRADIENTS_TARGET, call.JOINED_GRADIENTS_TARGET),
     avals=_avals_of(reference.ragged_gradients, lambda: RAGGED_GRADIENTS),
-    planner=plan_ragged_gradients,
+    planner=functools.partial(plan_step, "quantize_ragged_gradients"),
     call=_call_ragged_gradients,
     reference=reference.ragged_gradients,
     multiple_results=True,

@@ -1,0 +1,136 @@
+"""How lists of products and of symmetric updates are planned, each with kernels of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.fallback import Work, faster_reason
+from jax_grouped_gemm._src.plan import (
+    AS_ASKED,
+    NOTHING,
+    XLA,
+    TiledKernel,
+    format_reason,
+    predict_problem,
+    symbolic_sizes,
+)
+from jax_grouped_gemm._src.sizes import too_large
+
+
+class ListProblem(Protocol):
+    """What the problems of products and of updates have in common.
+
+    `nothing` is why there is nothing to compute, empty if there is something; `padded` gives the
+    problem with rows of operands and of results that are multiples of so many elements.
+    """
+
+    @property
+    def op(self) -> str: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def result_dtype(self) -> np.dtype: ...
+    @property
+    def formats(self) -> tuple[str, ...]: ...
+    @property
+    def terms(self) -> int: ...
+    @property
+    def nothing(self) -> str: ...
+    @property
+    def multiply_adds(self) -> float: ...
+    @property
+    def operand_bytes(self) -> int: ...
+    @property
+    def result_bytes(self) -> float: ...
+    def sizes(self) -> dict[str, int]: ...
+    def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Any: ...
+    def copy_reason(self, addressable: Any) -> str: ...
+    def xla_work(self) -> Work | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """What computes a problem.
+
+    Attributes:
+      kernel, grid, workspace_bytes, utilization: see `Plan`.
+      rate: share of the tensor cores' rate that the kernel can reach.
+      fields: others of the plan.
+    """
+
+    kernel: TiledKernel
+    grid: int
+    utilization: float
+    workspace_bytes: int = 0
+    rate: float = 1.0
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+P = TypeVar("P", bound=ListProblem)
+
+
+def plan_list(
+    make: Callable[..., Any],
+    problem: P,
+    table: Sequence[TiledKernel],
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    target: Target,
+    launch: Callable[[P, P, Sequence[TiledKernel], Target], Launched],
+) -> Any:
+    """Plans the problems of a list: with a kernel or, where none runs or XLA is faster, XLA.
+
+    Args:
+      make: the type of the plan.
+      problem: what is computed.
+      table: its kernels.
+      avals, params: of the primitive.
+      target: the device.
+      launch: called as `launch(problem, addressable, kernels, target)` with the problem whose rows
+        kernels can address, and those that run it.
+    """
+    implementation = params["implementation"]
+    taking = [kernel for kernel in table if kernel.takes(*problem.formats)]
+    reason = AS_ASKED if implementation == "xla" else too_large(problem.sizes())
+    if reason := reason or format_reason(table, problem):
+        return make(problem, XLA, reason)
+    reason = taking[0].precision_reason(params["precision"], implementation)
+    if reason := reason or symbolic_sizes(avals):
+        return make(problem, XLA, reason)
+    if problem.nothing:
+        return make(problem, NOTHING, problem.nothing)
+    # Kernels write the type of their operands, or float32.
+    is_same, terms = problem.result_dtype == problem.dtype, problem.terms
+    written = problem.result_dtype if is_same else np.dtype(np.float32)
+    # TMA addresses the float16 parts of float32 operands.
+    dtype, aligned = float32.PART_DTYPE if terms else problem.dtype, taking[0].alignment
+    multiples = max(aligned // dtype.itemsize, 1), max(aligned // written.itemsize, 1)
+    addressable = problem.padded(multiples, written)
+    kernels = [kernel for kernel in taking if kernel.runs(addressable)]
+    if not kernels:
+        reason = f"no kernel of {problem.dtype} adds a diagonal or computes A B^T alone"
+        return make(problem, XLA, reason)
+    found = launch(problem, addressable, kernels, target)
+    prediction = predict_problem(problem, found.kernel, found.utilization * found.rate, target)
+    of_xla, tile = problem.xla_work(), found.kernel.tile
+    if reason := faster_reason(of_xla, prediction, tile, target, implementation):
+        return make(problem, XLA, reason)
+    return make(
+        problem=problem,
+        kernel=found.kernel,
+        reason=problem.copy_reason(addressable) if aligned > 1 else "",
+        kernel_problem=addressable,
+        grid=found.grid,
+        workspace_bytes=found.workspace_bytes,
+        terms=terms,
+        utilization=found.utilization,
+        prediction=prediction,
+        notes=(float32.described(terms),) if terms else (),
+        **found.fields,
+    )

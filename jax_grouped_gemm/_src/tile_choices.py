@@ -1,0 +1,114 @@
+"""`use_tiles`: kernel configurations other than the default.
+
+The choices of the context are read where a
+ragged product is called, and from there on they travel with the product as parameters of its
+primitive: `product`, which one it is; `tile`, what it must take; and `tile_choices`, what its
+cotangents must take. So a plan stays a function of a primitive's operands and parameters, and
+gradients follow the choices that held for the forward pass, wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from jax_grouped_gemm._src.plan import Product, TileConfig
+
+OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
+"""Parameters of products of rows and groups that only planners read: the choices of `use_tiles`;
+whether rows that no local group owns are zero (True, the default) or whatever was in memory, so
+that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
+all."""
+PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
+"""The options of one ragged product: which one it is, and the tile that it must take."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TileChoices:
+    """The tiles that `use_tiles` was given, None for the others."""
+
+    forward: TileConfig | None = None
+    dgrad: TileConfig | None = None
+    wgrad: TileConfig | None = None
+
+    def params(self, product: Product) -> dict[str, Any]:
+        """The parameters of a primitive that computes a product, its name among them."""
+        chosen: dict[str, Any] = {"product": product}
+        if (tile := getattr(self, product)) is not None:
+            chosen["tile"] = tile
+        # A cotangent's own cotangents have no name, so that nothing can be chosen for them.
+        if product == "forward" and self != TileChoices():
+            chosen["tile_choices"] = self
+        return chosen
+
+
+# Part of the key of JAX's caches: a jitted function is traced again under other choices.
+_context = jax.make_user_context(TileChoices())
+
+
+def current_tiles() -> TileChoices:
+    """The choices of the innermost `use_tiles` and of those around it."""
+    return _context.value
+
+
+def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
+    """`params` of a product without its own choices, with those for one of its cotangents."""
+    own = ("product", "tile", "tile_choices")
+    rest = {name: value for name, value in params.items() if name not in own}
+    if params.get("product") != "forward":
+        return rest
+    return rest | params.get("tile_choices", TileChoices()).params(product)
+
+
+@contextlib.contextmanager
+def using_tiles(choices: TileChoices) -> Iterator[None]:
+    """Makes `choices` the current ones."""
+    with _context(choices):
+        yield
+
+
+@contextlib.contextmanager
+def use_tiles(
+    *,
+    forward: TileConfig | None = None,
+    dgrad: TileConfig | None = None,
+    wgrad: TileConfig | None = None,
+) -> Iterator[None]:
+    """Context in which ragged products take the given kernel configurations.
+
+    Holds for the products that this thread calls or traces inside, those of Flax layers and of
+    functions under `jax.jit` included, and for their gradients even if those are computed outside.
+    A jitted function is traced and compiled again for each set of choices it is called under.
+    An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
+    where neither says anything, plans have their default. Can decorate a function. Products that no
+    kernel runs (see `explain`), and symmetric updates, are not affected.
+
+    Args:
+      forward: the configuration of all products that are called: `ragged_dot`,
+        `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
+        `fp8_ragged_dot`.
+      dgrad: that of the cotangents of their first operands.
+      wgrad: that of the cotangents of their second operands, and of `ragged_dot_accumulate`.
+
+    The `candidates` of a plan that `explain` returns are the configurations that are compiled for
+    that product. Any other raises a `ValueError` that lists them when the product is traced.
+
+    Raises:
+      TypeError: an argument is of another type.
+    """
+    given = TileChoices(forward, dgrad, wgrad)
+    changes = {}
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        if value is not None:
+            if not isinstance(value, TileConfig):
+                raise TypeError(
+                    f"{field.name} must be a jax_grouped_gemm.TileConfig, got {value!r}"
+                )
+            changes[field.name] = value
+    with using_tiles(dataclasses.replace(current_tiles(), **changes)):
+        yield
