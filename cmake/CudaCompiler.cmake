@@ -5,7 +5,7 @@
 #
 # Sets CMAKE_CUDA_COMPILER. To be included before CUDA is enabled.
 
-set(JGG_OLDEST_CUDA 12.9)
+set(JGG_OLDEST_CUDA 13.0)
 
 # Sets `output_variable` to what is wrong with the compiler `nvcc`, empty if nothing is.
 function(jgg_find_nvcc_fault output_variable nvcc)

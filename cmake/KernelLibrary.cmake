@@ -26,17 +26,13 @@ function(jgg_add_kernel_library name)
   target_include_directories(
     ${name} SYSTEM PRIVATE ${JGG_EMPTY_CUTLASS_INCLUDE_DIR} ${JGG_CUTLASS_INCLUDE_DIR}
   )
-  # Drivers of CUDA 12.0 to 12.3 cannot read compressed kernels, and kernels of a CUDA 12 toolkit are
-  # for them too. Instances whose additions are paced are never compressed: see Instances.cmake.
-  set(compression "")
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-    set(compression --compress-mode=size)
-  endif()
-  # -v has ptxas report the registers and spills of each kernel.
+  # -v has ptxas report the registers and spills of each kernel. Instances whose additions are paced
+  # are not compressed: see Instances.cmake.
   target_compile_options(
     ${name}
     PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
-            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v ${compression}>
+            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v
+                                                 --compress-mode=size>
   )
 
   set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
