@@ -17,7 +17,10 @@ _GPU_FIELDS = (
     "power.limit",
     "clocks_event_reasons.active",
 )
-_PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-grouped-gemm", "numpy", "torch")
+_PACKAGES = (
+    *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"),
+    *("jax-grouped-gemm", "numpy", "torch"),
+)
 _OPTIONAL_PEERS = ("tokamax", "quack-kernels", "nvidia-cublas", "nvidia-cudnn-cu13")
 
 

@@ -21,7 +21,6 @@ GPT_OSS = 2880, 2880, 32, 4
 
 @pytest.fixture(scope="module")
 def h200(extension) -> aot.Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     return aot.Target(aot.H200)
 
 

@@ -26,7 +26,6 @@ FORWARD = dict(
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
 def target(request, extension) -> aot.Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     return aot.Target(aot.H200, devices=request.param)
 
 

@@ -39,7 +39,6 @@ def peak_bytes(target, layer, tokens, embed, hidden, experts, top_k, specs=None)
 @pytest.mark.parametrize("sizes", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize(("devices", "save"), [(2, "auto"), (8, "nothing")])
 def test_a_chunk_for_each_device(sizes, devices, save, extension):
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     one, many = (aot.Target(aot.H200, devices=n) for n in (1, devices))
     tokens, embed, hidden, experts, top_k = sizes
 

@@ -13,7 +13,6 @@ M, G, K, N = 4096, 8, 512, 384
 
 @pytest.fixture(scope="module")
 def h200(extension) -> aot.Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     return aot.Target(aot.H200)
 
 

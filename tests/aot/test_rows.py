@@ -18,7 +18,6 @@ DTYPES = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float3
 
 @pytest.fixture(scope="module")
 def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     return Target(TARGET_CONFIG.read_text())
 
 
