@@ -233,8 +233,17 @@ def h100_layers() -> str:
     return table([*header, "H100 over H200"], rows)
 
 
+def layers_fine() -> str:
+    rows = []
+    for name in layer_names("layers_fine"):
+        found = [case("layers_fine", f"{name}/{op}") for op in ("moe_forward", "moe_step")]
+        sizes = [found[0]["shape"][x] for x in ("tokens", "embed", "hidden", "experts", "top_k")]
+        rows.append([f"`{name}` {', '.join(map(str, sizes))}", *map(time_and_rate, found)])
+    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "with gradients us"], rows)
+
+
 QUOTES = (
-    layers, layers_fp8_range, layers_quack, layers_decode, layers_packed,
+    layers, layers_fp8_range, layers_quack, layers_decode, layers_packed, layers_fine,
     step, expert_parallel,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip
