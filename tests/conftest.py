@@ -23,12 +23,10 @@ import pytest  # noqa: E402
 # JAX reads these when it is imported, so they are set before anything below imports it.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 if not Path("/dev/nvidiactl").exists():
-    # Most of the time goes into compiling small programs for the CPU: unoptimised, without the
-    # interpreter that folds what a test closes over, and in one thread, since the other cores have
-    # tests of their own.
+    # Most of the time goes into compiling small programs for the CPU: unoptimised, and in one
+    # thread, since the other cores have tests of their own.
     XLA_FLAGS += [
         "--xla_backend_optimization_level=0",
-        "--xla_disable_hlo_passes=constant_folding",
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
     if importlib.metadata.version("jaxlib").startswith("0.10."):
