@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib.metadata
 import importlib.util
@@ -43,7 +42,6 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax  # noqa: E402
-from jax._src.interpreters import mlir  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
 from jax_grouped_gemm._src import fallback  # noqa: E402
@@ -88,12 +86,6 @@ def small_products_have_kernels(request):
     of_users = request.node.get_closest_marker("plans_as_users_get_them")
     with fallback.policy("auto" if of_users else "kernels"):
         yield
-
-
-@pytest.fixture(autouse=True)
-def one_mlir_context(monkeypatch):
-    """JAX before 0.12 makes a context for each program, in a quarter of the time of small ones."""
-    monkeypatch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
 
 
 @pytest.fixture(params=reference.FORMS)
