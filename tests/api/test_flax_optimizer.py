@@ -205,3 +205,19 @@ class TestLinen:
         assert int(state.step) == 3
         want = of_linen.quantize_params(state.params, RECIPE)
         jax.tree.map(oracle.assert_same_bits, state.variables["quantized"], want)
+
+
+def test_layers_are_those_that_were_quantised(rng):
+    """Whatever mesh is set when a step is taken."""
+    layer = of_nnx.MoE(
+        D, F, E, K, recipe=RECIPE, expert_axis="expert", fsdp_axis="fsdp", rngs=nnx.Rngs(0)
+    )
+    optimizer = of_nnx.Optimizer(layer, optim.adamw(1e-1, recipe=RECIPE))
+    gradients = jax.tree.map(jnp.ones_like, nnx.state(layer, nnx.Param))
+    mesh = jax.make_mesh((4, 2), ("fsdp", "expert"), (jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        optimizer.update(layer, gradients)
+    for got, want in zip(
+        jax.tree.leaves(quantized(layer)), jax.tree.leaves(wanted(layer)), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))

@@ -192,10 +192,12 @@ def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> N
             f"{FUNCTION}: quantized must be a QuantizedMlp, as quantize_mlp returns it, got "
             f"{type(quantized).__name__}"
         )
-    for matrix, forms in specs._asdict().items():
-        for form, spec in forms._asdict().items():
-            x = getattr(getattr(quantized, matrix), form)
-            _check_divisible(f"quantized.{matrix}.{form}", x, spec, mesh)
+    for matrix, forms in quantized._asdict().items():
+        if not isinstance(forms, QuantizedWeights):
+            raise TypeError(
+                f"{FUNCTION}: quantized.{matrix} must be QuantizedWeights, as quantize_mlp returns "
+                f"them, got {type(forms).__name__}"
+            )
     rows = quantized.wi.values.shape[1]
     devices = math.prod(mesh.shape[axis] for axis in names_of(specs.wi.values[1]))
     if devices > 1 and rows % (devices * BLOCK):
@@ -203,6 +205,10 @@ def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> N
             f"{FUNCTION}: D must be a multiple of {BLOCK} for each of the {devices} devices along "
             f"fsdp_axis, so that they have whole blocks of quantized, got {rows}"
         )
+    for matrix, forms in specs._asdict().items():
+        for form, spec in forms._asdict().items():
+            x = getattr(getattr(quantized, matrix), form)
+            _check_divisible(f"quantized.{matrix}.{form}", x, spec, mesh)
 
 
 def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:

@@ -18,7 +18,6 @@ from jax_grouped_gemm.flax.nnx.layer import (
     MATRICES,
     MoE,
     Quantized,
-    has_quantized,
     put,
     quantize,
 )
@@ -173,7 +172,8 @@ def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
     place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
     layers: dict[Path, list[MoE]] = {}
     for _, module in nnx.iter_graph(model):
-        if not has_quantized(module):
+        # Those that `quantize` chose, by the mesh that was set then.
+        if not isinstance(module, MoE) or module.quantized is None or module.formats is not None:
             continue
         paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]
         (node, *others) = {path[:-1] for path in paths}
