@@ -34,7 +34,7 @@ TINY = dict.fromkeys(LAYERS, (48, 64, 32, 4, 2)) | dict.fromkeys(DOTS, (4, 16, 6
 
 
 def parsed(op: str) -> tuple[str, jgg.Recipe]:
-    """The operation and the recipe of "recipe_layer_step rowwise"."""
+    """The operation and the recipe of "recipe_layer_step blockwise_bf16_wgrad"."""
     name, *recipe = op.split()
     return name, RECIPES[recipe[0] if recipe else DEFAULT]
 

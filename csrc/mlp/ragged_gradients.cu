@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
            column;
   };
   if (!block.grouped) {
-    // No product reads rows of no group. A layer over several devices has as many of them as of
-    // others.
+    // Products read rows of groups. Over several devices half of a buffer, or more, has none.
     int const blocks = pitch / kScaleBlock, across = (end - column) / kScaleBlock;
     for (int i = threadIdx.x; i < block.rows * across; i += kTileThreads) {
       int64_t const row = block.first + i / across;

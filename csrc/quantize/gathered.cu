@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
   int const row_block = place.across;
   RowBlock const block =
       find_block(arguments.group_sizes, arguments.groups, arguments.rows, row_block);
-  if (!block.grouped) return;  // nobody reads it
+  if (!block.grouped) return;  // products read blocks of groups
   int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   int token[kRows];
 #pragma unroll

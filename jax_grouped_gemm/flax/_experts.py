@@ -204,7 +204,7 @@ def forward(
 
 # Functions of this module too: graphs of layers are equal where these are.
 def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
-    """Tokens times the router's matrix, as `jax.lax.dot_general` of a dense layer, in float32."""
+    """Tokens times the router's matrix at `ROUTER_PRECISION`: the `dot_general` of a dense layer."""
     if is_enabled():
         return invariant_router_dot(x, gate)
     return jax.lax.dot_general(x, gate, *numbers, **options | dict(precision=ROUTER_PRECISION))

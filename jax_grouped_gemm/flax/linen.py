@@ -51,7 +51,7 @@ def quantize_params(
 
     Four kinds of layers read no quantised weights: those without a recipe, with a recipe whose
     `forward` or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are
-    no multiple of 128 features. Leave them out of `params`.
+    no multiple of 128 features. Pass `params` without those layers.
 
     With a format in place of a recipe, for layers without one, weights are frozen, each a
     `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may

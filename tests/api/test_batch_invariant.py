@@ -86,7 +86,7 @@ def test_over_any_number_of_devices(operands):
 def test_rows_travel(operands):
     for options in ({}, dict(strategy=EXCHANGE), dict(strategy=EXCHANGE, chunks=2)):
         program = str(jax.make_jaxpr(over(4, batch_invariant=True, **options))(*operands))
-        assert "exchange_rows" in program and "psum_scatter" not in program
+        assert "exchange_rows" in program and "reduce_scatter" not in program
     with jgg.batch_invariant():
         assert "exchange_rows" in str(jax.make_jaxpr(over(4))(*operands))
 

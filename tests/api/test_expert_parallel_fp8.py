@@ -77,6 +77,7 @@ def test_quantised_weights_are_those_of_one_device(name, kind, rng):
         (dict(fsdp_axis="fsdp"), None, ValueError, "D must be a multiple of 128 for each of the 2"),
         ({}, "wi", TypeError, "quantized must be a QuantizedMlp.*got QuantizedWeights"),
         ({}, "other", TypeError, "quantized must be quantize_mlp of these weights"),
+        ({}, "dict", TypeError, "quantized.wi must be QuantizedWeights.*got dict"),
     ],
 )
 def test_what_is_refused(options, quantized, error, message, rng):
@@ -86,6 +87,7 @@ def test_what_is_refused(options, quantized, error, message, rng):
     q = {
         "wi": q.wi,
         "other": jgg.quantize_mlp(*(w[..., :64, :] for w in matrices[:2]), matrices[2][..., :64]),
+        "dict": q._replace(wi=q.wi._asdict()),
     }.get(quantized, q)
     mesh = mesh_of(dict(fsdp=2, expert=2, tensor=2))
     layer = moe.expert_parallel(
@@ -94,3 +96,9 @@ def test_what_is_refused(options, quantized, error, message, rng):
     )
     with pytest.raises(error, match=message):
         layer(x, moe.route(logits, K), *matrices, quantized=q)
+
+
+def test_weights_are_no_options_of_a_layer(rng):
+    quantized = jgg.quantize_mlp(*operands(rng)[2])
+    with pytest.raises(TypeError, match="no option is called quantized"):
+        moe.expert_parallel(mesh_of(dict(expert=2)), expert_axis="expert", quantized=quantized)

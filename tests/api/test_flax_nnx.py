@@ -121,3 +121,11 @@ def test_sizes(name, rngs):
             jgg_flax.nnx.MoE(**sizes | {name: size}, rngs=rngs)
     with pytest.raises(TypeError, match=f"MoE: {name} must be an integer, got 1.5"):
         jgg_flax.nnx.MoE(**sizes | {name: 1.5}, rngs=rngs)
+
+
+def test_router_multiplies_parts_of_bfloat16(rngs, x, rng):
+    layer = jgg_flax.nnx.MoE(D, F, E, K, dtype=jnp.bfloat16, rngs=rngs)
+    logits = jax.jit(layer.gate)
+    assert "num_primitive_operations = 6" in logits.lower(x).as_text()
+    exact = np.asarray(x, np.float64) @ np.asarray(layer.gate.kernel[...], np.float64)
+    np.testing.assert_allclose(logits(x), exact, rtol=1e-5, atol=1e-6)

@@ -112,8 +112,8 @@ def expert_parallel_mlp(
         other device. Tokens are gathered by the transpose, so that their gradients are added up
         likewise. "auto" is "ppermute" for two devices and with `overlap`, and "all_to_all" else.
       overlap: whether gradients of tokens travel beside the products of weights' gradients, or
-        before them. "auto" has them beside products for two devices and "ppermute", unless there
-        are chunks, which exclude it. That is faster with collectives that need no kernels, which
+        before them; not with several chunks. "auto" has them beside products for two devices,
+        "ppermute" and one chunk. That is faster with collectives that need no kernels, which
         `expert_parallel_compiler_options` asks XLA for; with NCCL's kernels it makes no difference
         that could be measured.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the

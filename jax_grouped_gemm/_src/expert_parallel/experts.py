@@ -28,7 +28,8 @@ class LocalExperts(Experts):
 
     def sums_on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Tokens [T, D] and weights [m] -> the sum of each token's rows: [T, D]."""
-        # Rows that no expert owns are zero, and need not be read.
+        # Rows that no expert owns are zero in results, and need not be added up. They keep a token:
+        # products skip them, and loads of rows of no token are slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse)
         return self.mlp(rows, weights, pairs.groups, combines=True)

@@ -120,7 +120,7 @@ def _gathered(x, choices, experts, group, schedule):
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
         elif experts.combines:
-            y = experts.sums_on_tokens(everybody, pairs, weights)
+            y = checkpoint_name(experts.sums_on_tokens(everybody, pairs, weights), "mlpwo")
             return collectives.scatter(y, group, schedule.combine), experts.weights
         else:
             rows = experts.on_tokens(everybody, pairs, weights)

@@ -78,8 +78,8 @@ def expert_parallel(
 
     Raises:
       TypeError, ValueError: an axis is none of the mesh or has two meanings, or an option is none;
-        when it is called, a dimension is no multiple of its devices, of which `fsdp_axis` must
-        have whole blocks of `quantized`, and whatever `expert_parallel_mlp` raises.
+        when it is called, a dimension is no multiple of its devices, or slices along `fsdp_axis`
+        are no whole blocks of `quantized`, and whatever `expert_parallel_mlp` raises.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -225,7 +225,8 @@ def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
 
 def _check_options(options: dict[str, Any]) -> None:
     """Raises what `expert_parallel_mlp` would, as far as it does not depend on operands."""
-    known = inspect.signature(expert_parallel_mlp).parameters
+    # The layer itself takes these two.
+    known = inspect.signature(expert_parallel_mlp).parameters.keys() - {"biases", "quantized"}
     if unknown := [name for name in options if name not in known]:
         raise TypeError(f"{FUNCTION}: no option is called {', '.join(unknown)}")
     as_activation(options.get("activation", "silu"))

@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.sizes import too_large
 
 
 class ListProblem(Protocol):
-    """What the problems of products and of updates have in common.
+    """A list of products or of updates.
 
     `nothing` is why there is nothing to compute, empty if there is something; `padded` gives the
     problem with rows of operands and of results that are multiples of so many elements.
@@ -56,7 +56,7 @@ class ListProblem(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """What computes a problem.
+    """The launches that compute a problem.
 
     Attributes:
       kernel, grid, workspace_bytes, utilization: see `Plan`.

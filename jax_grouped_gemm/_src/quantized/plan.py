@@ -267,7 +267,7 @@ def plan_dequantize(
 
 
 def packed_format(format: Format) -> str:
-    """Its name; kernels read arrays of the layout "packed" alone."""
+    """The name of a format, with its layout if that is not "packed", the one that kernels read."""
     return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 

@@ -67,8 +67,8 @@ def ragged_dot(
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
         means HIGHEST, never TF32: as accurate as float32. Elements below 2^-27 of the largest of
-        their group lose bits. Of two FP8 operands, "ANY_F8_ANY_F8_F32_FAST_ACCUM" lets tensor cores
-        add up all products, with about 14 bits of each sum, where no scale changes along k.
+        their group lose bits. With "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, tensor
+        cores add up all products, with about 14 bits of each sum, where no scale changes along k.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group

@@ -143,7 +143,7 @@ class RaggedProblem:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Of lhs, rhs and the result, see `Kernel.takes`."""
+        """Names of the dtypes of lhs, rhs and the result, for `Kernel.takes`."""
         return self.lhs_dtype.name, self.rhs_dtype.name, self.out_dtype.name
 
     @property

@@ -172,7 +172,7 @@ def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
     place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
     layers: dict[Path, list[MoE]] = {}
     for _, module in nnx.iter_graph(model):
-        # Those that `quantize` chose, by the mesh that was set then.
+        # `quantize` chose them by the mesh that was set then, which may be another one now.
         if not isinstance(module, MoE) or module.quantized is None or module.formats is not None:
             continue
         paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]
