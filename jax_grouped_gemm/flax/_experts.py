@@ -204,7 +204,7 @@ def forward(
 
 # Functions of this module too: graphs of layers are equal where these are.
 def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
-    """Tokens times the router's matrix at `ROUTER_PRECISION`: the `dot_general` of a dense layer."""
+    """Tokens times the matrix of a router, at `ROUTER_PRECISION`: as `jax.lax.dot_general`."""
     if is_enabled():
         return invariant_router_dot(x, gate)
     return jax.lax.dot_general(x, gate, *numbers, **options | dict(precision=ROUTER_PRECISION))
