@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
     quantize_hidden_kernel(QuantizedHidden arguments, GatedFunction function, bool power_of_two) {
   Projections const& p = arguments.projections;
   int const blocks = p.blocks(), pitch = p.pitch();
-  Position const at(p.rows, blocks);
+  Position const at(arguments.count ? min(p.rows, __ldg(arguments.count)) : p.rows, blocks);
   auto const* from = static_cast<Source const*>(p.data) + int64_t{2} * at.row * pitch + at.column;
   Block gate, up;
   // Zeros of the weights are zeros of the projections, up to whole blocks.

@@ -32,9 +32,11 @@ struct Projections {
   __host__ __device__ int pitch() const { return blocks() * kScaleBlock; }
 };
 
-// q [rows, columns] and scale [rows, blocks] of hidden.
+// q [rows, columns] and scale [rows, blocks] of hidden, in the first `*count` rows if there is a
+// count. No group owns the others: over several devices half of a buffer, or more.
 struct QuantizedHidden {
   Projections projections;
+  int const* count;
   uint8_t* q;
   float* scale;
 };

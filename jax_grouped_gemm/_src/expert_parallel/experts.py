@@ -31,7 +31,7 @@ class LocalExperts(Experts):
         # Rows that no expert owns are zero in results, and need not be added up. They keep a token:
         # products skip them, and loads of rows of no token are slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
-        rows = Rows(x, pairs.token_of_row, inverse)
+        rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows)
         return self.mlp(rows, weights, pairs.groups, combines=True)
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:

@@ -207,11 +207,6 @@ class Experts:
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
         operands, options = self._operands(rows, row_scales, groups).aligned(), self.options
-        if operands.rows.count is not None:
-            raise TypeError(
-                f"{self.function}: a recipe takes no count of valid rows: the others hold "
-                "anything, and scales are found of all rows"
-            )
         if self.recipe is None:
             raise ValueError(f"{self.function}: quantized needs the recipe that it was made with")
         recipe = checked_recipe(self.recipe)
@@ -239,12 +234,14 @@ class Experts:
             static = recipe, self.activation, implementation
             return fp8_layer.mlp(*static, operands, quantized, combines=combines)
         matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
-        rows = Rows(on_rows(operands.rows))
+        # A product that is not ours may multiply rows past the count by zero.
+        given_rows = dataclasses.replace(operands.rows, count=None)
+        rows = Rows(on_rows(given_rows))
         owned = owned_rows(*operands.groups.indices, self.weights.count, rows.num_rows)
         weights = row_weights(operands.weights, owned, rows.x)
         copied = dataclasses.replace(operands, rows=rows, weights=weights)
         y = composed.mlp(matmul, self.activation, copied)
-        return combine(y, operands.rows) if combines else y
+        return combine(y, given_rows) if combines else y
 
     def _with_arrays(
         self, x: jax.Array, compute: Callable[[Any], jax.Array], reason: str = ""

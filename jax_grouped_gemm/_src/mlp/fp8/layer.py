@@ -67,7 +67,7 @@ def mlp(
       recipe: with forward and dgrad in FP8.
       activation: of the hidden layer.
       implementation: of the kernels.
-      operands: without a count of valid rows, and with gate and up in two matrices.
+      operands: with gate and up in two matrices.
       quantized: the matrices, if they are quantised already.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
@@ -171,7 +171,9 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
     if wo is None:
         y = layer.hidden_layer.hidden(projections, weights)
     else:
-        hidden = quantized_hidden(layer.hidden_layer, projections, weights, layer.implementation)
+        hidden = quantized_hidden(
+            layer.hidden_layer, projections, weights, given.rows.count, layer.implementation
+        )
         y = layer.rows_by_weights("forward", hidden, wo[1], *indices, layer.dtypes.out)
     if layer.combines:
         y = token_rows.combine(y, given.rows)

@@ -17,19 +17,20 @@ from jax_grouped_gemm._src.mlp.fp8.hidden import reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan
 from jax_grouped_gemm._src.plan import COMPOSED
 
-HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
+HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v2"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
 RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
 JOINED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_joined_gradients.v1"
 
 
-def hidden(plan: HiddenPlan, projections, weights):
+def hidden(plan: HiddenPlan, projections, weights, count):
     """Runs `plan`, whose kernel is not `XLA`, on operands of its primitive."""
     if plan.kernel == COMPOSED:
-        return reference.hidden(projections, weights, layer=plan.problem.layer)
+        return reference.hidden(projections, weights, count, layer=plan.problem.layer)
     layer, rows = plan.problem.layer, projections.shape[0]
     results = _quantized(plan, layer.recipe.forward_dtype, rows)
-    return list(_call(HIDDEN_TARGET, plan, results, projections, weights, **_rule(layer)))
+    operands = projections, weights, count
+    return list(_call(HIDDEN_TARGET, plan, results, *operands, **_rule(layer)))
 
 
 def gradients(plan: HiddenPlan, projections, dh, weights):

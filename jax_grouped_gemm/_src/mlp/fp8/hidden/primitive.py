@@ -22,10 +22,13 @@ def quantized_hidden(
     layer: HiddenLayer,
     projections: jax.Array,
     weights: jax.Array,
+    count: jax.Array | None,
     implementation: Implementation,
 ) -> Scaled:
-    """`layer.quantized` of projections [m, P] and weights [m]."""
-    return Scaled(*HIDDEN.bind(projections, weights, layer=layer, implementation=implementation))
+    """`layer.quantized` of projections [m, P] and weights [m]. With a count [1], the rows from that
+    one on are undefined."""
+    operands = projections, weights, jnp.zeros(0, jnp.int32) if count is None else count
+    return Scaled(*HIDDEN.bind(*operands, layer=layer, implementation=implementation))
 
 
 def hidden_gradients(
@@ -82,7 +85,7 @@ def _avals_of(reference, op):
 
 HIDDEN: Op = Op(
     name="quantize_hidden",
-    operand_ranks=(2, 1),
+    operand_ranks=(2, 1, 1),
     targets=(call.HIDDEN_TARGET,),
     avals=_avals_of(reference.hidden, lambda: HIDDEN),
     planner=functools.partial(plan_step, "quantize_hidden"),

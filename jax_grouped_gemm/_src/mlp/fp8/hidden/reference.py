@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.fp8.quantize.reference import quantize_ragged
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients
 
 
-def hidden(projections, weights, *, layer):
+def hidden(projections, weights, count, *, layer):
     """The results of a `quantize_hidden`."""
     return list(layer.quantized(projections, weights))
 
