@@ -43,6 +43,7 @@ class Config:
     loss_chunks: int  # parts of a sequence whose logits are in memory at a time
     dtype: Any  # of the computation
     scan: bool  # whether layers are one compiled loop
+    balanced: bool = False  # whether tokens go to experts at random, so that loads are even
 
     @property
     def active_parameters(self) -> int:
@@ -146,10 +147,22 @@ class Attention(nnx.Module):
 
 
 class Router(nnx.Linear):
-    """Float32 logits of operands in the dtype of x: `nnx.Linear` would round them to it."""
+    """Float32 logits of operands in the dtype of x: `nnx.Linear` would round them to it.
+
+    If `balanced`, the logits are random numbers with the gradients of the logits. Each expert then
+    has as many tokens as any other, and a step takes the time that it takes with a trained router.
+    """
+
+    def __init__(self, *sizes: int, balanced: bool, **options: Any):
+        super().__init__(*sizes, use_bias=False, **options)
+        self.balanced = balanced
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return float32_product(x, self.kernel[...].astype(x.dtype))
+        logits = float32_product(x, self.kernel[...].astype(x.dtype))
+        if not self.balanced:
+            return logits
+        noise = jax.random.uniform(jax.random.key(0), logits.shape)
+        return logits + jax.lax.stop_gradient(noise - logits)
 
 
 @jax.custom_vjp
@@ -165,7 +178,9 @@ def _float32_product_backward(kept, cotangent):
     x, kernel = kept
     cotangent = cotangent.astype(x.dtype)
     dx = jnp.einsum("bse,de->bsd", cotangent, kernel)
-    return dx, jnp.einsum("bsd,bse->de", x, cotangent)
+    # A product for each sequence: the tiles of one product of all would fill a tenth of a GPU.
+    dkernels = jnp.einsum("bsd,bse->bde", x, cotangent, preferred_element_type=jnp.float32)
+    return dx, dkernels.sum(0).astype(kernel.dtype)
 
 
 float32_product.defvjp(
@@ -184,7 +199,7 @@ class Block(nnx.Module):
         self.moe = MoE(
             config.embed, config.hidden, config.experts, config.top_k, **of, **of_experts
         )
-        self.moe.gate = Router(config.embed, config.experts, use_bias=False, **of)
+        self.moe.gate = Router(config.embed, config.experts, balanced=config.balanced, **of)
 
     def __call__(self, x: jax.Array, turns: tuple[jax.Array, jax.Array]):
         normalized = checkpoint_name(self.attention_norm(x), NORMALIZED)

@@ -278,6 +278,9 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--preset", choices=PRESETS, default="tiny")
     own.add_argument("--layers", type=int, help="instead of the preset's")
     own.add_argument("--scan", action=argparse.BooleanOptionalAction, help="layers in one loop")
+    own.add_argument(
+        "--balanced", action="store_true", help="send tokens to experts at random, to measure speed"
+    )
     own.add_argument("--remat", choices=REMAT, default="norms", help="what layers keep")
     own.add_argument("--recipe", choices=["none", "blockwise"], default="none", help="of FP8")
     own.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
@@ -302,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     options = parser().parse_args(arguments)
     config = PRESETS[options.preset]
     names = "layers", "scan", "learning_rate"
-    given = {name: getattr(options, name) for name in names}
+    given = dict(balanced=options.balanced) | {name: getattr(options, name) for name in names}
     config = dataclasses.replace(config, **{k: v for k, v in given.items() if v is not None})
     if options.batch is None:
         options.batch = config.batch * options.devices

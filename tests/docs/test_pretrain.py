@@ -138,6 +138,22 @@ def test_the_router_is_as_exact_as_its_operands():
     np.testing.assert_allclose(dkernel, expected, rtol=1e-2, atol=0.1)
 
 
+def test_a_balanced_router_has_even_loads_and_the_same_gradients():
+    rng = np.random.default_rng()
+    x, weights = (jnp.asarray(rng.standard_normal((4, 512, n)), jnp.float32) for n in (64, 8))
+    plain, balanced = (
+        moe_model.Router(64, 8, balanced=balanced, rngs=nnx.Rngs(0)) for balanced in (False, True)
+    )
+    _, chosen = jax.lax.top_k(balanced(x), 2)
+    counts = np.bincount(np.ravel(chosen), minlength=8)
+    assert counts.sum() == 4096 and abs(counts - 512).max() < 128
+    gradients = [
+        nnx.grad(lambda router: (router(x) * weights).sum())(router) for router in (plain, balanced)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+    assert run(3, "--balanced") != run(3)
+
+
 def test_rotations_multiply_pairs_by_complex_numbers():
     x = np.random.default_rng().standard_normal((2, 50, 3, 16))
     angle = np.arange(50)[:, None] * 1e6 ** (-np.arange(8) / 8)

@@ -172,7 +172,7 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
         y = layer.hidden_layer.hidden(projections, weights)
     else:
         hidden = quantized_hidden(
-            layer.hidden_layer, projections, weights, given.rows.count, layer.implementation
+            layer.hidden_layer, projections, weights, layer.implementation, given.rows.count
         )
         y = layer.rows_by_weights("forward", hidden, wo[1], *indices, layer.dtypes.out)
     if layer.combines:

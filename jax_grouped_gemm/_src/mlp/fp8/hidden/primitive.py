@@ -22,8 +22,8 @@ def quantized_hidden(
     layer: HiddenLayer,
     projections: jax.Array,
     weights: jax.Array,
-    count: jax.Array | None,
     implementation: Implementation,
+    count: jax.Array | None = None,
 ) -> Scaled:
     """`layer.quantized` of projections [m, P] and weights [m]. With a count [1], the rows from that
     one on are undefined."""
