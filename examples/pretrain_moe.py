@@ -54,6 +54,8 @@ def make_model(config: Config, options: argparse.Namespace) -> Transformer:
     of_experts = {}
     if options.recipe != "none":
         of_experts["recipe"] = jgg.Recipe(scaling=options.recipe)
+    if options.stock:
+        of_experts["implementation"] = jax.lax.ragged_dot
     if options.expert_parallel > 1:
         of_experts |= dict(expert_axis=EXPERT, token_axes=(DATA, EXPERT))
         of_experts |= dict(fsdp_axis=DATA) if options.fsdp else {}
@@ -283,6 +285,9 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument("--remat", choices=REMAT, default="norms", help="what layers keep")
     own.add_argument("--recipe", choices=["none", "blockwise"], default="none", help="of FP8")
+    own.add_argument(
+        "--stock", action="store_true", help="multiply experts by jax.lax.ragged_dot, to compare"
+    )
     own.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     own.add_argument("--learning-rate", type=float, help="instead of the preset's")
     own.add_argument("--steps", type=int, default=40, help="in all, those resumed from included")
