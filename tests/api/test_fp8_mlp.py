@@ -471,12 +471,33 @@ def test_expert_parallel(rng):
         np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-3)
 
 
-def test_rows_that_hold_anything_are_refused(rng):
-    """Scales are found of all rows, so that a count of those which are valid is not ignored."""
-    x = jnp.ones((4, 128))
-    rows = Rows(x, jnp.arange(4), jnp.arange(4)[:, None], jnp.array([3]))
-    groups = Groups(jnp.array([2, 2]), jnp.array([0]))
-    weights = ExpertWeights(wi_0=jnp.ones((2, 128, 8)))
-    options = as_activation("silu"), None, None, jgg.Recipe()
-    with pytest.raises(TypeError, match="count of valid rows"):
-        Experts("a layer", weights, False, *options).mlp(rows, None, groups)
+@pytest.mark.parametrize("wgrad", ["fp8", "bf16"])
+def test_rows_that_no_expert_owns_may_hold_anything(wgrad, rng):
+    """Past the count, over several devices."""
+    one = case(rng, tokens=40, embed=136, hidden=264)
+    recipe = jgg.Recipe(wgrad=wgrad, dgrad=wgrad)
+    matrices = dict(wi_0=one.wi_0, wi_1=one.wi_1, wo=one.wo)
+    weights = ExpertWeights(**{name: jnp.asarray(w, BF16) for name, w in matrices.items()})
+    sizes, m = rng.multinomial(30, np.full(len(one.wi_0), 1 / len(one.wi_0))), 44
+    order = rng.permutation(40)
+    inverse = np.full((40, 1), m)
+    inverse[order[:30], 0] = np.arange(30)
+
+    @jax.jit
+    def run(x, order, count):
+        def layer(x):
+            rows = Rows(x, order, jnp.asarray(inverse), count)
+            experts = Experts("a layer", weights, False, as_activation("silu"), None, None, recipe)
+            groups = Groups(jnp.asarray(sizes, jnp.int32), jnp.array([0]))
+            return experts.mlp(rows, jnp.ones(m), groups, combines=True)
+
+        y, vjp = jax.vjp(layer, x)
+        return y, *vjp(jnp.cos(y))
+
+    x = jnp.asarray(one.x, BF16)
+    of_rows = jnp.asarray([*order[:30], *rng.integers(0, 40, m - 30)])
+    expected = run(x, of_rows, None)
+    poisoned = x.at[order[30:]].set(jnp.nan)
+    got = run(poisoned, of_rows.at[30:].set(int(order[35])), jnp.array([30]))
+    for found, want in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(np.float32(found), np.float32(want))

@@ -54,6 +54,17 @@ class TestElementwiseSteps:
         np.testing.assert_array_equal(got[others], clean[others])
         assert np.isfinite(np.delete(got[3], 7)).all()
 
+    def test_rows_up_to_a_count(self, rng):
+        layer = HiddenLayer(ACTIVATIONS["silu"], 200, True, jgg.Recipe())
+        projections, _, weights = elementwise_operands(rng, layer, 40, BF16)
+        run = jax.jit(partial(quantized_hidden, layer, implementation="cuda"))
+        every = run(projections, weights)
+        poisoned = projections.at[17:].set(jnp.nan)
+        for count in (0, 1, 17):
+            some = run(poisoned, weights, count=jnp.array([count], jnp.int32))
+            for one, other in zip(some, every, strict=True):
+                np.testing.assert_array_equal(np.float32(one)[:count], np.float32(other)[:count])
+
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("columns", [128, 100, 2, 2056])

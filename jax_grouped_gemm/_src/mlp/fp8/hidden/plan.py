@@ -53,7 +53,7 @@ def unfused_reason(op: str, layer: HiddenLayer, avals: Sequence[Any]) -> str:
     dtypes = " and ".join(sorted({x.dtype.name for x in arrays}))
     if reason := operand_reason(STEP_KERNELS[op], dtypes) or symbolic_sizes(avals):
         return reason
-    if any(0 in x.shape for x in avals):
+    if any(0 in x.shape for x in arrays):
         return "there is nothing to compute"
     if op != "quantize_ragged_gradients":
         return ""
