@@ -36,7 +36,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
   targets["jax_grouped_gemm.column_maxima.v1"] = encapsulate(JggColumnMaxima);
   targets["jax_grouped_gemm.quantize_gathered.v2"] = encapsulate(JggQuantizeGathered);
-  targets["jax_grouped_gemm.quantize_hidden.v2"] = encapsulate(JggQuantizeHidden);
+  targets["jax_grouped_gemm.quantize_hidden.v1"] = encapsulate(JggQuantizeHidden);
   targets["jax_grouped_gemm.quantize_gradients.v1"] = encapsulate(JggQuantizeGradients);
   targets["jax_grouped_gemm.quantize_ragged_gradients.v1"] =
       encapsulate(JggQuantizeRaggedGradients);

@@ -70,7 +70,7 @@ mlp::Projections of_rows(ffi::AnyBuffer const& projections, Floats const& weight
 }
 
 ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
-                           ffi::Buffer<ffi::S32> count, Result values, ffi::Result<Floats> scales,
+                           ffi::RemainingArgs count, Result values, ffi::Result<Floats> scales,
                            ffi::Dictionary attributes) {
   Attributes given(attributes);
   auto const hidden = Shape<2>::of("the values", *values);
@@ -80,15 +80,18 @@ ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floa
   mlp::QuantizedHidden a{};
   mlp::QuantizedHiddenFormat format{{}, given.get<bool>("power_of_two")};
   a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
-  bool const is_counted = count.element_count() > 0;
-  fit.vector("the count of rows", count, is_counted);
   fit.matrix("the values", *values, rows, columns);
   fit.matrix("the scales", *scales, rows, a.projections.blocks());
   fit.bf16({projections.element_type()});
   fit.fp8(format.fp8, values->element_type());
   if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
-  a.count = is_counted ? count.typed_data() : nullptr;
+  if (count.size() > 0) {
+    auto const buffer = count.get<ffi::Buffer<ffi::S32>>(0);
+    if (!buffer) return buffer.error();
+    if (auto error = has_shape<1>("the count of rows", *buffer, {1}); error.failure()) return error;
+    a.count = buffer->typed_data();
+  }
   a.q = static_cast<uint8_t*>(values->untyped_data());
   a.scale = scales->typed_data();
   return launched(mlp::quantize_hidden(format, a, stream), "quantize_hidden");
@@ -215,7 +218,7 @@ auto hidden_binding() {
   return on_stream()
       .Arg<ffi::AnyBuffer>()         // projections
       .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Arg<ffi::Buffer<ffi::S32>>()  // count of rows, empty if it is all
+      .RemainingArgs()               // count of rows, if it is not all
       .Ret<ffi::AnyBuffer>()         // values
       .Ret<ffi::Buffer<ffi::F32>>()  // scales
       .Attrs();

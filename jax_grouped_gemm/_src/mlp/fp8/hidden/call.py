@@ -17,7 +17,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden import reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan
 from jax_grouped_gemm._src.plan import COMPOSED
 
-HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v2"
+HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
 RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
 JOINED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_joined_gradients.v1"
@@ -29,7 +29,7 @@ def hidden(plan: HiddenPlan, projections, weights, count):
         return reference.hidden(projections, weights, count, layer=plan.problem.layer)
     layer, rows = plan.problem.layer, projections.shape[0]
     results = _quantized(plan, layer.recipe.forward_dtype, rows)
-    operands = projections, weights, count
+    operands = (projections, weights, count)[: 3 if count.shape[-1] else 2]
     return list(_call(HIDDEN_TARGET, plan, results, *operands, **_rule(layer)))
 
 
