@@ -388,7 +388,7 @@ def test_a_recipe_with_weights_that_are_in_fp8(rng, with_up):
     with pytest.raises(TypeError, match="quantised weights are frozen"):
         jax.grad(lambda wo: layer(x, routing, *q[:2], wo).sum())(q[2])
     mesh = jax.make_mesh((2,), ("expert",), (jax.sharding.AxisType.Auto,))
-    many = moe.expert_parallel(mesh, expert_axis="expert", recipe=jgg.Recipe())
+    many = jax.jit(moe.expert_parallel(mesh, expert_axis="expert", recipe=jgg.Recipe()))
     np.testing.assert_allclose(many(x, routing, *q)[0], many(x, routing, *arrays)[0], atol=1e-6)
     refused = [
         (dict(recipe=jgg.Recipe(forward="bf16")), q, "forward='fp8'"),

@@ -39,12 +39,13 @@ def test_nnx_quantize_leaves_other_layers_alone(other, rng):
         ]
     )
     x = tokens(rng)
-    before = [layer(x)[0] for layer in layers]
+    apply = nnx.jit(lambda layer, x: layer(x)[0])
+    before = [apply(layer, x) for layer in layers]
     of_nnx.quantize(layers)
     assert layers[0].quantized is None
     assert layers[1].quantized is not None
     for layer, y in zip(layers, before, strict=True):
-        np.testing.assert_allclose(layer(x)[0], y, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(apply(layer, x), y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "tensor_axis"], ids=str)
@@ -59,10 +60,11 @@ def test_linen_layers_that_are_not_in_fp8_ignore_quantised_weights(other, rng):
             return of_linen.MoE(F, E, K, recipe=jgg.Recipe())(x)[0]
 
     x = tokens(rng)
-    params = Model().init(jax.random.key(int(rng.integers(100))), x)["params"]
+    params = jax.jit(Model().init)(jax.random.key(int(rng.integers(100))), x)["params"]
     quantized = of_linen.quantize_params(params, jgg.Recipe())
-    before = Model().apply({"params": params}, x)
-    after = Model().apply({"params": params, "quantized": quantized}, x)
+    apply = jax.jit(Model().apply)
+    before = apply({"params": params}, x)
+    after = apply({"params": params, "quantized": quantized}, x)
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
