@@ -21,7 +21,10 @@ import pytest  # noqa: E402
 
 # JAX reads these when it is imported, so they are set before anything below imports it.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-if not Path("/dev/nvidiactl").exists():
+if Path("/dev/nvidiactl").exists():
+    # XLA would time several kernels for each product that results are compared with.
+    XLA_FLAGS.append("--xla_gpu_autotune_level=0")
+else:
     # Most of the time goes into compiling small programs for the CPU: unoptimised, and in one
     # thread, since the other cores have tests of their own.
     XLA_FLAGS += [
