@@ -1,4 +1,4 @@
-"""What XLA compiles of an MLP with a recipe for an H200."""
+"""XLA's program for an MLP with a recipe on an H200."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What XLA makes of lists of products for an H200, compiled on a machine that need not have one."""
+"""XLA's program for lists of products on an H200, compiled on a machine that need not have one."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support.dtypes import BF16
 
-# Of which the last alone keeps all multiprocessors busy for more than a round.
+# Only the last problem keeps all multiprocessors busy for more than a round.
 SHAPES = [(128, 64, 256), (64, 8, 8), (16, 512, 24), (3, 32, 16, 40), (2048, 64, 4096)]
 FORMS = pytest.mark.parametrize(
     "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
@@ -31,7 +31,7 @@ def arrays(shapes, transpose_lhs=False, transpose_rhs=False, dtype=BF16):
 
 
 def compiled(h200, function, *lists):
-    """Of a function of lists of arrays."""
+    """Compiles a function of lists of arrays."""
     flat, tree = jax.tree.flatten(lists)
     return h200.compile(lambda *x: function(*jax.tree.unflatten(tree, x)), *flat)
 
@@ -110,7 +110,7 @@ def test_traced_scales_cost_no_copy_of_the_operands(h200):
 def test_rows_off_16_bytes_are_padded(h200):
     program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 10, 64), (64, 64, 64)]))
     assert program.kernels == {"grouped_gemm": 1}
-    # Of the first problem alone: both operands have a k of 10, one of them in its rows.
+    # Only the first problem's operands are padded: both have a k of 10, one in its rows.
     assert len(program.computed_operands()) == 2
 
 

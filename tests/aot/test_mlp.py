@@ -1,4 +1,4 @@
-"""What XLA makes of the MLPs of experts for an H200: kernels, what runs beside them, and memory."""
+"""XLA's program for expert MLPs on an H200: kernels, what runs between them, and memory."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What XLA makes of rank-k updates for an H200, compiled on a machine that need not have one."""
+"""XLA's program for rank-k updates on an H200, compiled on a machine that need not have one."""
 
 from functools import partial
 

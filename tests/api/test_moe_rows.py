@@ -102,7 +102,7 @@ class TestCombine:
     def test_sums_of_rows(self, choices, counted, weighted, rng):
         pairs = Pairs.random(rng, T, choices, T * choices + 4, counted=counted)
         rows = rng.standard_normal((T * choices + 4, D)).astype(np.float32)
-        # What has no pair, or is past the count, does not matter.
+        # Rows that have no pair, or are past the count, do not matter.
         used = pairs.row_of_pair[pairs.has_row()]
         rows[np.setdiff1d(np.arange(len(rows)), used)] = np.nan
         weights = np.where(pairs.has_row(), pairs.weights, np.nan) if weighted else None

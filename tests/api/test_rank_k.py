@@ -318,7 +318,7 @@ def test_hermitian_updates_of_real_matrices_are_the_symmetric_ones(update, rng):
 
 @EVERY
 def test_signature(update):
-    """What help() shows names every option and its default, and no other is taken."""
+    """help() shows every option with its default, and no other option is accepted."""
     function = getattr(jgg, f"grouped_{update.name}")
     factors = ["a", "b"] if update.two_operands else ["a"]
     parameters = inspect.signature(function).parameters

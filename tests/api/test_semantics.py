@@ -1,4 +1,4 @@
-"""What the ops promise, rule by rule, for whatever the group sizes are."""
+"""The documented rules of the ops, one by one, for any group sizes."""
 
 import jax
 import jax.numpy as jnp

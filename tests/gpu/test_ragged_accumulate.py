@@ -21,7 +21,7 @@ from tests.support.ops import CONTRACTING, MAJORS, contracting, random, swap
 M, K, N, G = 776, 264, 520, 8
 CUT_M = 9000  # From 4096 rows on, tiles of unequal groups are cut.
 
-# What the plan may choose where the rows of neither operand are contiguous.
+# The plan may choose these where the rows of neither operand are contiguous.
 EVERY_TILE = pytest.mark.parametrize("tile", (DEFAULT_TILE,) + (PINGPONG_TILE,), ids=str)
 
 
@@ -172,7 +172,7 @@ def test_group_offset(offset, local, rng):
 )
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_unequal_groups(sizes, dtype, tile, rng):
-    """Of a tile that is cut, the accumulator is added to one piece alone."""
+    """Only one piece of a cut tile adds the accumulator."""
     sizes = np.array(sizes, np.int32)
     arrays = operands(rng, m=CUT_M, k=520, n=776, g=len(sizes), dtype=dtype)
     check(*arrays, sizes, tile=tile)

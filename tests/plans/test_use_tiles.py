@@ -186,7 +186,7 @@ class TestTransforms:
 
         with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
             plans = jgg.explain(jax.grad(second, (0, 1)), LHS, RHS, SIZES).plans
-        # Those of dgrad's two operands and of wgrad's.
+        # These four compute the cotangents of dgrad's two operands and of wgrad's two.
         assert [plan.chosen_by for plan in plans].count("default") == 4
         assert {plan.tile for plan in plans if plan.chosen_by == "override"} == {A, B, C}
 
@@ -328,7 +328,7 @@ def test_flax_layer_needs_no_argument(recipe, counts):
 
 
 class TestProgramForH200:
-    """What reaches the kernels."""
+    """The tile sizes that reach the kernels in a compiled program."""
 
     @staticmethod
     def called(program: Program) -> dict[str, set[jgg.TileConfig]]:

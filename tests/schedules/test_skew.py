@@ -32,7 +32,7 @@ PIECE_FIELDS = (
 def ranges_of(
     schedules, chains: int, length: int, clusters: int, longest: int | None = None
 ) -> np.recarray:
-    """Of chains that are one tile each, unless `longest` says otherwise."""
+    """Ranges of chains that are one tile each, unless `longest` says otherwise."""
     rows = schedules.chain_ranges(chains, length, length if longest is None else longest, clusters)
     return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
 
@@ -54,7 +54,7 @@ def check_chains(ranges: np.recarray, chains: int, length: int, clusters: int) -
     assert (later < by_chain.cluster[~lasts]).all()
     for _, own in itertools.groupby(ranges, key=lambda r: r.cluster):
         own = list(own)
-        # What a cluster may have to wait for comes last.
+        # A cluster computes last the range for which it may have to wait.
         assert all(r.end == END for r in own[:-1])
         assert all(a.chain < b.chain for a, b in itertools.pairwise(own))
 

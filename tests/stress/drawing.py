@@ -1,4 +1,4 @@
-"""What a trial is, and sizes and choices that trials draw."""
+"""The definition of a trial, and the sizes and choices that trials draw."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is split stays split under JAX's transformations, and in programs of several kinds."""
+"""Sharded operands stay sharded under JAX's transformations, in programs of several kinds."""
 
 from __future__ import annotations
 

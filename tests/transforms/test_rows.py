@@ -119,7 +119,7 @@ def test_rows_with_several_tokens_have_the_sum_of_their_gradients(rng):
 
 
 def test_layers_move_rows_by_the_same_primitives(rng):
-    """As others, to the second order."""
+    """Layers move rows by the public operations' primitives, to the second order too."""
     sizes, rows = np.array([3, 4], np.int32), rng.integers(0, T, 7)
     matrices = jnp.ones((2, D, D))
 
@@ -356,7 +356,7 @@ def test_export(layer_operands, extension):
 
 
 def test_export_for_any_number_of_tokens(layer_operands, extension):
-    """With a symbolic dimension the reference runs, on a GPU too."""
+    """The reference runs for a symbolic dimension, on a GPU too."""
     (tokens,) = export.symbolic_shape("tokens")
     exported = export.export(
         jax.jit(gradients(layer)),
