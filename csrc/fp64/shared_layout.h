@@ -76,8 +76,8 @@ struct Place {
   int column;
 };
 
-// The place of a thread's i-th element of a staged tile. Those of a warp are next to each other in
-// memory.
+// The place of a thread's i-th element of a staged tile. Elements of a warp are next to each other
+// in memory.
 template <class Config>
 __device__ Place place_of(int i) {
   // Unsigned: powers of two are then shifts and masks.
