@@ -80,7 +80,7 @@ struct GatedCall {
   ffi::RemainingRets results;
 };
 
-// Its arguments, with local_groups matrices [k, n] for a result of n columns. Takes the operands
+// Fills in `a`, with local_groups matrices [k, n] for a result of n columns. Takes the operands
 // that need not be there and are no matrices.
 inline ffi::Error take(GatedCall call, Attributes& asked, OptionalOperands& given, int local_groups,
                        int k, mlp::GatedArguments& a) {
