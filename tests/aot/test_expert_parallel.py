@@ -125,7 +125,7 @@ def test_gathered_step(combine, target):
 
 
 def test_gradients_of_tokens_travel_beside_products(target):
-    """With overlap, they travel during products of weight gradients, and during no others."""
+    """They travel during products of weight gradients, and during no others."""
     program = compile_layer(target, step=True, strategy="all_gather", overlap=True)
     assert collectives(program) == {"collective-permute": 6 * (target.mesh.size - 1)}
     *before, last = kernels_beside(program, "collective-permute")

@@ -81,7 +81,7 @@ def test_gradients_transpose_nothing(h200):
 
 
 def test_c_is_updated_in_place_if_it_may_be(h200):
-    """Where the program itself makes c and has no other use for it, nothing is copied."""
+    """Nothing is copied where the program itself makes c and has no other use for it."""
     lhs, rhs = arrays([(64, 32, 128)])
 
     def accumulate(lhs, rhs, c):
@@ -125,7 +125,7 @@ ODD_SHAPES = [(37, 51, 29), (1, 1, 1), (3, 130, 7, 5)]
 @FORMS
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.complex128])
 def test_fp64_kernel_on_the_arrays_as_they_are(dtype, transpose_lhs, transpose_rhs, h200):
-    """Whatever their sizes: nothing is padded, and scales are constants."""
+    """Nothing is padded, whatever the sizes, and scales are constants."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     with jax.enable_x64(True):
         call = partial(jgg.grouped_gemm, alpha=0.5, precision="highest", **options)

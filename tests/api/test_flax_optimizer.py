@@ -208,7 +208,7 @@ class TestLinen:
 
 
 def test_layers_are_those_that_were_quantised(rng):
-    """Whatever mesh is set when a step is taken."""
+    """The layers stay the same, whatever mesh is set when a step is taken."""
     layer = of_nnx.MoE(
         D, F, E, K, recipe=RECIPE, expert_axis="expert", fsdp_axis="fsdp", rngs=nnx.Rngs(0)
     )

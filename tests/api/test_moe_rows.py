@@ -120,7 +120,7 @@ class TestCombine:
         )
 
     def test_half_precision_is_rounded_once(self):
-        """In bfloat16, 256 + 1 + 1 is 256 if every sum is rounded, and 258 if the last one is."""
+        """256 + 1 + 1 in bfloat16 is 256 if every sum is rounded, 258 if only the last one is."""
         rows = jnp.array([[1.0], [256.0], [1.0]], jnp.bfloat16)
         result = moe.combine(rows, np.array([[1, 0, 2]]))
         assert result.dtype == jnp.bfloat16 and result[0, 0] == 258

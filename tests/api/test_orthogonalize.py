@@ -145,7 +145,7 @@ class TestMethods:
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_scale(self, method, dtype, rng):
-        """One for all, or one for each, as small and as large as the result's type bears."""
+        """A scale is for all or for each, as small and as large as the result's type holds."""
         matrices = [rng.standard_normal((16, 48)).astype(dtype) for _ in range(3)]
         call = partial(orthogonalize, matrices, method=method)
         plain = [np.asarray(x, np.float64) for x in call()]

@@ -176,7 +176,7 @@ def test_expert_parallel(rng):
     ids=str,
 )
 def test_expert_parallel_schedules(rng, options):
-    """Whatever is ordered, or computed again, has packed weights."""
+    """Weights stay packed, whatever is ordered or computed again."""
     packed, arrays = mlp_weights(rng, "mxfp4")
     x, routing = routed(rng)
     mesh = jax.make_mesh((4,), ("expert",), (jax.sharding.AxisType.Auto,))

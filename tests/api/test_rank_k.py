@@ -50,7 +50,7 @@ class TestValues:
     @pytest.mark.parametrize("uplo", ["lower", "upper"])
     @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
     def test_mirror_image_is_exact_in_optimised_code(self, update, uplo, dtype, rng):
-        """Whatever XLA makes of its multiplications and additions."""
+        """The mirror image is exact however XLA fuses multiplications and additions."""
         a, b, c = operands(rng, dtype, n=70, k=33)
 
         def call(a, b, c):

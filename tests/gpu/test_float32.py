@@ -54,7 +54,7 @@ def check(op, lhs, rhs, sizes, offset=None, *, precision="highest", **options):
 
 
 def cotangents(op, lhs, rhs, sizes, cotangent, *, transpose_lhs, transpose_rhs, precision):
-    """Those of both operands, in the majors that are not transposed."""
+    """Returns the cotangents of both operands, in the majors that are not transposed."""
     flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs)
     got = op.cotangents(

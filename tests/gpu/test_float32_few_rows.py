@@ -56,7 +56,7 @@ def check(lhs, rhs, sizes, offset=None, *, precision="highest", **options):
 
 
 def cotangents(lhs, rhs, sizes, cotangent, *, transpose_rhs, precision):
-    """Those of both operands, in the majors that are not transposed."""
+    """Returns the cotangents of both operands, in the majors that are not transposed."""
     got = NONCONTRACTING.cotangents(
         lhs,
         swap(rhs, transpose_rhs),

@@ -222,7 +222,7 @@ class TestTransformations:
     @FORMS
     @each(SIXTEEN_BITS[0], FLOAT32[-1], DOUBLE[0], DOUBLE[-1])
     def test_gradients(self, family, transpose_lhs, transpose_rhs, rng):
-        """Those of the kernels against those of the reference in no less than float32."""
+        """Compares the kernels' gradients with the reference's in float32 or wider."""
         dtype, wide = family.dtype, F32 if family.dtype == BF16 else family.dtype
         transposes = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         shapes = [(136, 72, 200), (2, 64, 41, 263), (24, 0, 16)]

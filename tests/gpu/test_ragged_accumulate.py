@@ -64,7 +64,7 @@ def check(accumulator, lhs, rhs, sizes, offset=None, **options):
 
 
 def assert_untouched(out, accumulator, product):
-    """Where nothing is added, not a bit changes."""
+    """Not a bit changes where nothing is added."""
     alone = product.depth == 0
     bits = (np.asarray(x).view(np.uint32) for x in (out, accumulator))
     np.testing.assert_array_equal(*(x[alone] for x in bits))
@@ -80,7 +80,7 @@ def test_dtypes_and_majors(dtype, transpose_lhs, transpose_rhs, tile, rng):
 
 
 def test_is_the_rounded_sum_of_accumulator_and_product(tile, rng):
-    """To the last bit, where no tile is cut."""
+    """Results are exact to the last bit where no tile is cut."""
     accumulator, lhs, rhs = operands(rng)
     for sizes in (sizes_of.uniform(M, G), *(sizes_of.any_kind(rng, M, G) for _ in range(20))):
         product = contracting(
@@ -105,7 +105,7 @@ def test_any_group_sizes_of_other_majors(transpose_lhs, transpose_rhs, rng):
 
 
 def test_groups_without_rows_keep_every_bit(tile, rng):
-    """Those that an addition of zero would change too: of -0, subnormal numbers and NaN."""
+    """Accumulators hold -0, subnormals and NaN, whose bits an addition of zero may change."""
     accumulator, lhs, rhs = operands(rng, k=72, n=136)
     odd = np.array([0x80000000, 1, 0x807FFFFF, 0x7F800001, 0xFFC12345], np.uint32).view(np.float32)
     for sizes in sizes_of.zero_patterns(rng, M, G):

@@ -31,7 +31,7 @@ array = jax.ShapeDtypeStruct
 
 
 def ragged(shape, op, dtype, out_dtype, precision) -> jgg.Plan:
-    """Of a ragged product of operands that are not quantised; `_t` is for weights [g, n, k]."""
+    """The plan of a ragged product without quantised operands; `_t` is for weights [g, n, k]."""
     m, k, n, g = (shape[name] for name in ("rows", "k", "n", "groups"))
     sizes = array((g,), jnp.int32)
     kind, _, transposed = op.partition("_t")

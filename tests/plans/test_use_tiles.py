@@ -68,7 +68,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("op", OPS, ids=repr)
     def test_of_cotangents_by_operand(self, op):
-        """Also where lhs or rhs is not what dgrad and wgrad usually stand for."""
+        """Tiles follow the operand even where lhs or rhs is not the usual one of dgrad or wgrad."""
         lhs, rhs, out = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in op.shapes(M, K, N, G))
 
         def of_lhs(lhs, rhs, sizes, ct):

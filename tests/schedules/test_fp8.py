@@ -19,7 +19,7 @@ def blocks(size):
 
 
 def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> np.ndarray:
-    """Where the rows of each local group start in the padded operands."""
+    """The first row of each local group in the padded operands."""
     rows = np.array(group_rows(sizes, 0, len(sizes), m))
     starts = BLOCK * np.cumsum([0, *blocks(rows[:, 1] - rows[:, 0])])
     index = np.clip(np.arange(local_groups) + offset, 0, len(sizes))

@@ -162,7 +162,7 @@ def test_the_device_takes_turns_back_and_forth(tiles_of, tile, rng):
 
 
 class TestBalance:
-    """In the simulation, which knows what every tile costs."""
+    """Balance in the simulation, which knows what every tile costs."""
 
     @staticmethod
     def longest(shapes, tile=COMPILED[0]):
@@ -184,7 +184,7 @@ class TestBalance:
             assert longest_unit <= steps["longest first"] <= mean + longest_unit
 
     def test_longest_first_is_better_than_turns(self, rng):
-        """On average over lists, each sorted by falling k."""
+        """Longest-first is better on average over lists, each sorted by falling k."""
         ratios = {"in turn": [], "serpentine": []}
         for _ in range(20):
             shapes = sorted(random_shapes(rng, 79, 24), key=lambda s: -s.k)

@@ -75,7 +75,7 @@ def test_every_number_of_chains(clusters, length, schedules):
 
 @pytest.mark.parametrize("length", [514, 1026])
 def test_shares_are_nearly_equal(length, schedules):
-    """Where few chains are left over, or many, what is lost is little of all that there is."""
+    """Little time is lost, whether few chains are left over or many."""
     for chains in range(4, 8 * CLUSTERS):
         ranges = ranges_of(schedules, chains, length, CLUSTERS)
         loss = longest(ranges, length, CLUSTERS) - chains * length / CLUSTERS
@@ -348,7 +348,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, 24, room=0) == 0
 
     def test_hostile_sizes(self, schedules, rng):
-        """Whatever they are there is an answer, and the pieces are right."""
+        """Any sizes have an answer, and the pieces are right."""
         for _ in range(200):
             groups = int(rng.choice([1, 3, 40]))
             sizes = sizes_of.hostile(rng, 20000, groups)

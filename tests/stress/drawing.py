@@ -47,7 +47,7 @@ def side(rng: Rng, most: int, multiple: int = 1) -> int:
 
 
 def pick(rng: Rng, choices):
-    """One of them."""
+    """Draws one of the choices."""
     return choices[rng.integers(len(choices))]
 
 

@@ -48,7 +48,7 @@ OTHER_ATTRIBUTES: dict[type, list[Any]] = {
 
 
 def other_avals(aval: Aval) -> Iterator[tuple[str, Aval]]:
-    """What could be there instead, and how it differs."""
+    """Yields arrays that could replace this one, and how each differs."""
     shape, dtype = aval.shape, aval.dtype
     for i, size in enumerate(shape):
         for other in {0, 1, size - 1, size + 1, size + 3, 2 * size} - {size, -1}:
@@ -135,7 +135,7 @@ def attempts(
 ) -> Iterator[dict[str, Any]]:
     """Makes the calls one by one; says of each what it is, then what became of it.
 
-    With one thread nothing is compiled while a call runs.
+    Nothing is compiled while a call runs if there is one thread.
     """
     end = time.monotonic() + seconds
     rng = np.random.default_rng(seed)

@@ -65,7 +65,7 @@ def all_primitives(fn, *args) -> set:
 
 @pytest.mark.parametrize("known", [True, False], ids=["inverse known", "inverse unknown"])
 class TestDerivatives:
-    """In float64 against finite differences, to the second order in both modes."""
+    """Derivatives match finite differences in float64, to the second order in both modes."""
 
     def test_gather(self, known, pairs, rng):
         with jax.enable_x64(True):
@@ -136,7 +136,7 @@ def test_layers_move_rows_by_the_same_primitives(rng):
 
 
 def test_rows_are_added_up_in_their_order(rng):
-    """Where only they know their tokens: the sum in float32 from the first row to the last."""
+    """The sum in float32 goes from the first row to the last where only rows know their tokens."""
     rows = rng.integers(-1, T + 1, 5 * T)
     ct = rng.standard_normal((len(rows), D)).astype(np.float32)
     x = jnp.zeros((T, D))
