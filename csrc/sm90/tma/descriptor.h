@@ -1,4 +1,4 @@
-// TMA descriptors, built on the host. Those of ragged operands are exact for every group although
+// The host builds TMA descriptors. Ragged operands' descriptors are exact for every group although
 // they are built without knowing a single group size, so no descriptor is ever edited on the
 // device.
 #pragma once
