@@ -273,7 +273,7 @@ def work(problem: Problem, seed: int) -> Workload:
         gradients = layer_gradients(problem, params, given) if is_layer else given
         return expected.step(expected.start(params), gradients)[0]
 
-    # With FP8 weights both ways round.
+    # FP8 weights are written in both layouts.
     moments = 0 if problem.op == APPLY else 8
     written = moments + 4 + 2
     traffic = jnp.dtype(problem.gradients).itemsize + moments + 4 + written

@@ -41,7 +41,7 @@ constexpr Major major(Major plain, bool transpose) {
   return (plain == Major::kK) != transpose ? Major::kK : Major::kMN;
 }
 
-// What happens to the triangle of a symmetric result that is not computed.
+// The treatment of the triangle of a symmetric result that is not computed.
 enum class OtherTriangle : int { kKept, kZero, kMirrored };
 
 // Elements that share a scale, along each dimension that shares it.

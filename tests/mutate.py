@@ -105,7 +105,7 @@ def _others(node: ast.AST) -> Iterator[str]:
 
 
 def passes(tests: list[str], package: Path, timeout: float) -> bool:
-    """Whether the tests pass with the package in the folder `package`. What hangs does not."""
+    """Whether the tests pass with the package in the folder `package`. Hanging tests fail."""
     # With -P the checkout, where this is run, is searched last: see `--import-mode` of pytest.
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--seed=0", "-m", "not gpu"]
     environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}

@@ -75,7 +75,7 @@ class GemmSm90Plan : public Plan {
   cutlass::Status run(cudaStream_t stream) override { return gemm_.run(stream); }
 
  private:
-  // Of a matrix whose rows, or whose columns, follow each other in memory. CUTLASS counts the
+  // The stride of a matrix whose rows, or columns, follow each other in memory. CUTLASS counts the
   // contracted dimension of A and B as their columns.
   template <class Stride>
   static Stride stride(int rows, int columns) {

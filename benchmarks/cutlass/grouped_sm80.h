@@ -46,7 +46,7 @@ class GroupedPlan : public Plan {
   cutlass::Status run(cudaStream_t stream) override { return grouped_.run(stream); }
 
  private:
-  // With kHostPrecompute this makes the schedule and copies it to the device.
+  // This makes the schedule and copies it to the device if kHostPrecompute is set.
   void initialize(typename Grouped::Arguments const& arguments) {
     workspace_ = DeviceArray<uint8_t>(Grouped::get_workspace_size(arguments));
     check(grouped_.initialize(arguments, workspace_.get()), "initialize");

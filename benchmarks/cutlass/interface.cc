@@ -20,7 +20,7 @@ int fail(std::string message) {
 
 extern "C" {
 
-// What the last function that returned nonzero in this thread has to say.
+// The error message of the last function that returned nonzero in this thread.
 char const* jgg_cutlass_error() { return last_error.c_str(); }
 
 // Binds problems to a kernel; `sort` puts them in the order of descending k first.

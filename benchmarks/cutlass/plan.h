@@ -1,4 +1,4 @@
-// What every kernel family gives: a list of problems bound to a kernel, ready to be launched.
+// The plan of every kernel family: a list of problems bound to a kernel, ready to be launched.
 #pragma once
 
 #include <cuda_runtime.h>

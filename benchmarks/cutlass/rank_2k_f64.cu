@@ -4,7 +4,7 @@ namespace jgg::peers {
 
 using cutlass::gemm::GemmShape;
 
-// As example 38 configures it.
+// Example 38 has this configuration.
 std::unique_ptr<Plan> syr2k_f64_32x32(std::vector<Problem> const& problems) {
   return rank_2k<double, cutlass::arch::Sm80, GemmShape<32, 32, 16>, GemmShape<16, 16, 16>,
                  GemmShape<8, 8, 4>, 4>(problems);

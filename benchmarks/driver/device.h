@@ -96,7 +96,7 @@ static __global__ void read_all(uint4 const* data, size_t count, unsigned* never
     uint4 const x = data[i];
     sum += x.x ^ x.y ^ x.z ^ x.w;
   }
-  // Of zeros it is zero; the compiler does not know that.
+  // The sum of zeros is zero, but the compiler does not know that.
   if (sum != 0) *never = sum;
 }
 

@@ -13,7 +13,7 @@ namespace driver {
 // Rows of each token.
 constexpr int kChoices = 8;
 
-// Of an element, gate and up in double precision, and hidden from those that the kernel kept.
+// Compares gate and up with double precision, and hidden with that of the kernel's gate and up.
 static __global__ void compare_gated(jgg::mlp::GatedArguments a, int const* group_of_row,
                                      int samples, int* worst) {
   int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;

@@ -22,7 +22,7 @@ struct Quantized {
   int64_t row_blocks;  // [row_blocks, columns]
 };
 
-// Of a float, the nearest e4m3, as the kernels round.
+// Rounds a float to the nearest e4m3, as the kernels do.
 __device__ inline uint8_t to_e4m3(float x) {
   return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }

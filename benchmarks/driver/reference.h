@@ -38,7 +38,7 @@ struct Factor {
   }
 };
 
-// What a kernel was asked to compute.
+// The problem that a kernel was asked to compute.
 struct Reference {
   Factor lhs;
   Factor rhs;
@@ -92,7 +92,7 @@ __host__ __device__ inline double rounding(Element type) {
 }
 
 // The error of an element over what rounding explains, given its exact value and the sum of its
-// terms' magnitudes. What has no terms is exactly zero, or what it was; a NaN is never right.
+// terms' magnitudes. Without terms it must be exactly zero, or unchanged; a NaN is never right.
 __host__ __device__ inline float error_ratio(Reference const& r, Place const& place, double exact,
                                              double magnitude) {
   int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);

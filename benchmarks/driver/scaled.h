@@ -40,7 +40,7 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t col
 constexpr jgg::TileConfig kScaledTile{128, 256, 2},
     kSwappedTile{32, 128, 1, jgg::KernelKind::kSwapped};
 
-// What both products have in common.
+// Prepares what both products share.
 inline Prepared prepare_common(Problem const& problem, jgg::ScaledArguments& arguments,
                                size_t out_bytes) {
   Prepared prepared{};

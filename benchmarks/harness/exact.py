@@ -116,7 +116,7 @@ def ragged_product(problem: Problem, lhs: Any, rhs: Any, sizes: np.ndarray) -> A
 
 
 def row_errors(out: Any, exact: Any) -> Error:
-    """As `harness.check.compare`: of the whole, and of the worst row."""
+    """The errors of the whole and of the worst row, as `harness.check.compare` has them."""
     return Error(_relative(out := wide(out), exact, whole=True), _relative(out, exact, whole=False))
 
 

@@ -37,7 +37,7 @@ Operands = tuple[Scaled, Scaled, jax.Array]
 
 
 class ScaledInputs:
-    """As `Inputs`, which are its `sources`, quantised as DeepSeek-V3 does."""
+    """The operands of `sources`, an `Inputs`, quantised as DeepSeek-V3 does."""
 
     def __init__(self, shape: Shape, seed: int):
         self.sources = Inputs(shape, "bfloat16", seed)

@@ -1,4 +1,4 @@
-// From sums to results, of one warp: biases, activation and the weights of rows.
+// Turns the sums of one warp into results: biases, activation and the weights of rows.
 //
 // Gate and up are rounded to the type in which they could be stored, and what follows is computed
 // from those in float32 and rounded once, as it is where each step is a kernel of its own.

@@ -1,4 +1,4 @@
-// What bindings of products with an epilogue of an expert MLP have in common.
+// Arguments that all bindings of products with an expert MLP's epilogue share.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ class OptionalOperands {
     return fail(invalid(std::string(name) + " has an element type that the kernel does not take"));
   }
 
-  // Of an operand that is there.
+  // The element type of an operand that is present.
   ffi::DataType type_of(std::string_view name) const {
     return operands_.get<ffi::AnyBuffer>(place_of(name))->element_type();
   }
@@ -80,7 +80,7 @@ struct GatedCall {
   ffi::RemainingRets results;
 };
 
-// Its arguments, with local_groups matrices [k, n] for a result of n columns. Takes the operands
+// Fills in `a`, with local_groups matrices [k, n] for a result of n columns. Takes the operands
 // that need not be there and are no matrices.
 inline ffi::Error take(GatedCall call, Attributes& asked, OptionalOperands& given, int local_groups,
                        int k, mlp::GatedArguments& a) {

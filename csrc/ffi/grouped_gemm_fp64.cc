@@ -23,7 +23,7 @@ struct Elements {
            index * ffi::ByteWidth(buffer.element_type());
   }
 
-  // That of a matrix, or of all if there is but one.
+  // The address of a matrix's number, or of the one number that all matrices share.
   void* of_matrix(int64_t matrix) const { return at(buffer.element_count() == 1 ? 0 : matrix); }
 };
 

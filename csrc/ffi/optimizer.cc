@@ -29,7 +29,7 @@ ffi::Error check_stack(char const* name, Buffer const& buffer, Stack shape,
   return has_shape<3>(name, buffer, shape);
 }
 
-// The same, as the kernels take it.
+// Checks a stack, and fills in `elements` as the kernels take it.
 ffi::Error take_stack(char const* name, Buffer const& buffer, Stack shape,
                       std::initializer_list<ElementType> among, optimizer::Elements& elements) {
   elements.data = buffer.untyped_data();

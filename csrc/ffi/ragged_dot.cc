@@ -17,7 +17,7 @@
 namespace jgg {
 namespace {
 
-// The attributes of a product. Those that have a default are not of all products.
+// The attributes of a product. Attributes with a default belong to some products only.
 struct RaggedAttributes {
   bool transpose_lhs;
   bool transpose_rhs;

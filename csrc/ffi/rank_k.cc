@@ -14,7 +14,7 @@
 namespace jgg {
 namespace {
 
-// The attributes of an update, which all stacks share. Those with a default are not of all targets.
+// The attributes of an update, which all stacks share. Some targets lack those with a default.
 struct Update {
   bool two_operands;
   bool has_c;

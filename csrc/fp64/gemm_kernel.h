@@ -8,7 +8,7 @@
 
 namespace jgg::fp64 {
 
-// alpha * accumulators + beta * C. As in BLAS, C is not read where beta is zero; where it is, the
+// alpha * accumulators + beta * C. C is not read where beta is zero, as in BLAS; where it is, the
 // tile goes through shared memory, so that a warp's elements are next to each other.
 template <class Config>
 __device__ void store_product(typename GemmList<Config>::Params const& params,

@@ -10,7 +10,7 @@
 
 namespace jgg::fp64 {
 
-// As RankKStack, with everything of one element type.
+// Like jgg::RankKStack, with everything of one element type.
 struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
@@ -24,7 +24,7 @@ struct RankKStack {
   int beta_stride;
 };
 
-// As RankKArguments. If `hermitian`, the results are alpha A A^H + beta C with real alpha and
+// Like RankKArguments. If `hermitian`, results are alpha A A^H + beta C with real alpha and
 // beta, or alpha A B^H + conj(alpha) B A^H + beta C with real beta.
 struct RankKArguments {
   std::vector<RankKStack> stacks;

@@ -39,8 +39,8 @@ struct PanelLayout {
   }
 
   // The offset of the element 8 `rows` and 4 `quads` away from the one at `offset`, whose row is
-  // below 8 and whose k below 4, but for multiples of 32 rows. With constants for both it is an
-  // exclusive or and an immediate.
+  // below 8 and whose k below 4, but for multiples of 32 rows. If both are constants, this is
+  // an exclusive or and an immediate.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
     if constexpr (kTransposed) {
       int const bytes = rows * 8 * kSize;
@@ -76,8 +76,8 @@ struct Place {
   int column;
 };
 
-// The place of a thread's i-th element of a staged tile. Those of a warp are next to each other in
-// memory.
+// The place of a thread's i-th element of a staged tile. Elements of a warp are next to each other
+// in memory.
 template <class Config>
 __device__ Place place_of(int i) {
   // Unsigned: powers of two are then shifts and masks.

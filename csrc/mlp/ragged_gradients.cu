@@ -239,7 +239,7 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
   int const least_ctas = kTurns * kCtasPerMultiprocessor * multiprocessors;
   int tiles_per_cta =
       static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, kTilesPerCta));
-  // As many for each.
+  // Gives each CTA the same number of tiles.
   int const ctas_across = ceil_div(p.blocks(), tiles_per_cta);
   tiles_per_cta = ceil_div(p.blocks(), ctas_across);
   quantize::TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};

@@ -13,7 +13,7 @@ namespace jgg::sm90 {
 // products.
 template <class Config>
 __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices const& results) {
-  // As wide as a tile is, so long are its steps.
+  // The time of a step is proportional to the width of its tile.
   constexpr float kCyclesAStep = 900 * Config::kTileN / 256;
   float const chunks = float(work.empty) * float(chunks_of(results)) / float(gridDim.x);
   return static_cast<unsigned>(float(work.steps) * kCyclesAStep / max(chunks, 1.0f));

@@ -47,7 +47,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
     GatheredRows rows;
   };
 
-  // Not a piece of a tile: those come last, and not all clusters have as many. Nor rows that no
+  // Excludes pieces of tiles, which come last and differ in number by cluster, and rows that no
   // local group owns, which take no time.
   __device__ static bool is_whole(Params const& params, WorkTile const& work) {
     return work.k_tiles >= ceil_div(params.k, Config::kTileK);

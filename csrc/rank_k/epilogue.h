@@ -235,8 +235,8 @@ class TriangularEpilogue {
     slot_ = (slot_ + 1) % kSlots;
   }
 
-  // Fills in the elements of a block on the diagonal that are not in the computed triangle. Of
-  // 32-bit results, whose registers are not what a matrix transposition takes.
+  // Fills in the elements of a block on the diagonal that are not in the computed triangle. It
+  // is for 32-bit results, whose registers a matrix transposition cannot take.
   __device__ void complete_diagonal(int first) const {
     constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
     using Vector = cutlass::AlignedArray<Output, kUnit>;

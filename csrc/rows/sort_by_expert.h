@@ -18,7 +18,7 @@ struct SortArguments {
   int blocks;  // that share the pairs of a batch
 };
 
-// As many experts as a block's counters have room for.
+// The number of experts for which a block's counters have room.
 constexpr int kMostExperts = 16384;
 
 // One launch for one block, else two.

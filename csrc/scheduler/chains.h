@@ -9,11 +9,11 @@
 
 namespace jgg {
 
-// Where chains are cut, the same for all clusters. Full waves, a whole chain for each cluster, are
-// not. The chains that are left over, fewer than clusters, are all cut at the same steps into as
-// many pieces as there are clusters for, or as are worth it, so that the clusters of one piece read
-// the same operands at the same time. If clusters remain, the pieces end early, and what is left at
-// the end of the chains, the tails, is laid end to end and dealt to them in equal shares.
+// The cuts of chains, the same for all clusters. Full waves, which give a whole chain to each
+// cluster, are not cut. Left-over chains, fewer than clusters, are all cut at the same steps into
+// as many pieces as there are clusters for, or as are worth it, so that the clusters of one piece
+// read the same operands at the same time. If clusters remain, the pieces end early, and what is
+// left at the end of the chains, the tails, is laid end to end and dealt to them in equal shares.
 class ChainCuts {
  public:
   // Cost of the fixup between two pieces, in K tiles: the 128 KB of a tile leave a multiprocessor

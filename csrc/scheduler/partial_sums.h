@@ -15,7 +15,7 @@ struct PartialSumsWorkspace {
 
   PartialSumsWorkspace() = default;
 
-  // As many slots as `bytes` have room for.
+  // The number of slots for which `bytes` have room.
   PartialSumsWorkspace(void* memory, int64_t bytes, int64_t slot_floats)
       : sums(static_cast<float*>(memory)),
         slot_floats(slot_floats),

@@ -201,8 +201,8 @@ class TriangularSchedule {
     return low;
   }
 
-  // A unit off the diagonal, or a wide one. Those before matrix i are all of the former and as many
-  // of the latter as the wide tiles so far make up.
+  // A unit off the diagonal, or a wide one. Before matrix i come all of the former, and as many of
+  // the latter as the wide tiles so far make up.
   JGG_HOST_DEVICE void place_full(int unit, int rank, TriangularStack const& stack,
                                   Counts const& counts, WorkTile& work) const {
     auto const wide_before = [&](int matrix) { return matrix * counts.wide / 2; };

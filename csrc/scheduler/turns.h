@@ -1,4 +1,4 @@
-// Which cluster takes which unit of work. Nothing is counted in memory, which would have to be
+// Assigns units of work to clusters. Nothing is counted in memory, which would have to be
 // reset before each launch: every cluster works out the turns of all, so the same sizes always give
 // the same turns.
 #pragma once

@@ -32,8 +32,8 @@ struct SimulatedWarp {
     return result;
   }
 
-  // Calls function(lane) for every lane. What lanes add up in a variable meanwhile, each in its own
-  // if warps are real, total() and most() then combine.
+  // Calls function(lane) for every lane. Afterwards total() and most() combine the sums that lanes
+  // collected in a variable, of which each lane has its own if warps are real.
   template <class Function>
   static void each(Function function) {
     for (int i = 0; i < kWarpSize; ++i) function(i);

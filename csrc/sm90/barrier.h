@@ -14,8 +14,8 @@ namespace jgg::sm90 {
 // No load or store is moved across it by the compiler; it is no instruction.
 __device__ __forceinline__ void fence_compiler() { asm volatile("" ::: "memory"); }
 
-// An mbarrier. What comes after wait() is not begun before it, and what comes before an arrival is
-// not left for later.
+// An mbarrier. Accesses after wait() do not begin before it, and accesses before an arrival do not
+// move past it.
 struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
   using Base = cutlass::arch::ClusterTransactionBarrier;
   using Base::init;

@@ -115,7 +115,7 @@ struct SharedStorage {
 // every stage to fill. Otherwise the next step is issued first, and the tensor cores always have
 // one to go on with.
 constexpr int kNoSteps = 0, kFirstSteps = 8, kAllSteps = 1 << 30;
-// As many as `early_steps` of the kernel's parameters.
+// The kernel's parameters say how many, as `early_steps`.
 constexpr int kStepsOfParams = -1;
 
 }  // namespace jgg::sm90

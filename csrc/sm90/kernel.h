@@ -45,13 +45,13 @@
 
 namespace jgg::sm90 {
 
-// What every warp does once the barriers are there. `more` is what schedules are made of besides.
+// Runs the role of each warp after barriers exist. `more` are further inputs of schedules.
 template <class Role, class Params, class Shared, class... More>
 __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, int rank,
                                           More const&... more) {
   constexpr Registers kRegisters = Role::kRegisters;
   constexpr int kFirstConsumer = kRegisters.convert > 0 ? 2 : 1;
-  // Of a branch that might divide a warp the compiler would make every shuffle twice.
+  // Make the warp index uniform; behind a divergent branch, shuffles would be duplicated.
   int const warp = uniform(threadIdx.x / kWarpSize), warpgroup = warp / (kWarpgroup / kWarpSize);
   if (warpgroup == 0) {
     if constexpr (kRegisters.load > 0) cutlass::arch::warpgroup_reg_dealloc<kRegisters.load>();
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(Role::kThreads, Role::kBlocks)
   // time to build. The host needs the name and parameters of the kernel only.
 #ifdef __CUDA_ARCH__
   using Config = typename Role::Config;
-  // As the widest swizzle wants it. Aligned at run time instead, it would be generic memory to the
-  // compiler: wider addresses, and the additions of FP8 kernels with registers of one bank.
+  // The widest swizzle needs this alignment. Memory aligned at run time is generic to the compiler,
+  // which gives wider addresses, and additions of FP8 kernels with registers of one bank.
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<typename Role::Shared*>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();

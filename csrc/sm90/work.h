@@ -94,7 +94,7 @@ template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   shared.work_full[slot.stage].wait(slot.phase);
   WorkTile work = shared.work[slot.stage];
-  // Stages follow from it, and from stages the descriptors of WGMMA. With all numbers of the tile
+  // `k_tiles` determines stages, and stages determine descriptors. With all numbers of the tile
   // in uniform registers, products with a K-major rhs were slower.
   work.k_tiles = uniform(work.k_tiles);
   release_work(shared, slot);

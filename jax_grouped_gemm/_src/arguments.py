@@ -1,8 +1,8 @@
-"""Arguments that the public functions have in common, checked and in one form.
+"""Arguments that the public functions share, checked and in one form.
 
 Values of group sizes and offsets are checked on request, when a program runs: ragged products take
 any integers. Negative sizes count as zero, the running sum is cut at the number of rows, rows that
-no group owns are zero. That is what makes them safe, and what hides a mistake in the sizes.
+no group owns are zero. These rules make any sizes safe, but hide a mistake in the sizes.
 """
 
 from __future__ import annotations

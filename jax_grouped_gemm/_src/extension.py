@@ -85,7 +85,7 @@ def register_targets() -> str | None:
 
 
 def _without_kernels() -> str:
-    """That the installed package was built without the kernels, and how to get them, if it was."""
+    """Says whether the installed package was built without kernels, and how to get them."""
     try:
         wheel = importlib.metadata.distribution("jax-grouped-gemm").read_text("WHEEL") or ""
     except importlib.metadata.PackageNotFoundError:

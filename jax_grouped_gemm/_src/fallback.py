@@ -33,7 +33,7 @@ from jax_grouped_gemm._src.plan import TileConfig
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
 
-# XLA's tiles of large products. With fewer of them than multiprocessors it cuts the contracted
+# XLA's tiles of large products. If multiprocessors outnumber them, XLA cuts the contracted
 # dimension from a depth on, and pads operands where that is no multiple of a step.
 TILE, STEP, LEAST_CUT_K = 128, 64, 640
 # Copies of operands for each group are temporary memory.

@@ -67,7 +67,7 @@ class Dims:
         return cls(tuple(map(tuple, operands)), tuple(map(tuple, results)), frozenset(whole))
 
     def with_batch(self, operands: Sequence[Any], ranks: Sequence[int]) -> Dims:
-        """With the native batch dimension that some of the `operands` have in front."""
+        """Adds the native batch dimension that some of the `operands` have in front."""
         batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
         if not any(batched):
             return self

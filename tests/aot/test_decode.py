@@ -1,4 +1,4 @@
-"""What XLA makes of a layer of few tokens for an H200: how many kernels, and what they read."""
+"""XLA's program for a layer of few tokens on an H200: the number of kernels, and what they read."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def h200(extension) -> aot.Target:
 
 
 def layer(x, wi_0, wi_1, wo, logits, experts, weights, *biases, **options):
-    """Of tokens whose routing is given."""
+    """Computes a layer for tokens whose routing is given."""
     routing = moe.Routing(logits, experts, weights)
     return moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=biases or None, **options)
 
@@ -80,7 +80,7 @@ def test_tokens_are_read_where_they_are(h200):
 
 
 def test_sorted_rows_are_two_kernels(h200):
-    """As in expert parallelism: rows in, rows out."""
+    """The layer takes and returns sorted rows, as in expert parallelism."""
     struct = jax.ShapeDtypeStruct
     sizes, x = struct((128,), jnp.int32), struct((64, 2048), BF16)
     matrices = operands(1, *QWEN3)[1:4]

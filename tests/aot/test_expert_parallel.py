@@ -1,4 +1,4 @@
-"""What XLA makes of a layer over 2, 4 and 8 H200: collectives, what runs beside them, memory."""
+"""XLA's program for a layer over 2, 4 and 8 H200: collectives, overlapped work and memory."""
 
 import re
 from collections import Counter
@@ -125,7 +125,7 @@ def test_gathered_step(combine, target):
 
 
 def test_gradients_of_tokens_travel_beside_products(target):
-    """Of the weights' gradients, if that is asked for; nothing else travels beside a product."""
+    """They travel during products of weight gradients, and during no others."""
     program = compile_layer(target, step=True, strategy="all_gather", overlap=True)
     assert collectives(program) == {"collective-permute": 6 * (target.mesh.size - 1)}
     *before, last = kernels_beside(program, "collective-permute")
@@ -135,7 +135,7 @@ def test_gradients_of_tokens_travel_beside_products(target):
 
 
 def test_products_beside_travelling_gradients_are_limited(target):
-    """Those of the first matrices' gradients, and no others."""
+    """Only the products of the first matrices' gradients are limited."""
     options = dict(strategy="all_gather", overlap=True)
     program = compile_layer(target, step=True, max_sms=116, **options)
     limited = [call for call in program.calls if "max_sms = 116 : i32" in call.text]
@@ -173,7 +173,7 @@ def test_exchange(step, target):
     rows = rf"bf16\[\d+,{D}\]"
     written = [i.text for i in program.entry if re.match(rows, i.type)]
     assert not [text for text in written if " broadcast(" in text or " copy(" in text]
-    # What ties the route to the rows, for `vmap`, is gone.
+    # The array that ties the route to the rows for `vmap` is gone.
     assert "bf16[1,1]" not in program.hlo
 
 

@@ -18,7 +18,7 @@ LAYERS = {
 
 
 def peak_bytes(target, layer, tokens, embed, hidden, experts, top_k, specs=None):
-    """Of a step of `layer(x, routing, *matrices)`: operands, results and temporary buffers."""
+    """Bytes for a step of `layer(x, routing, *matrices)`: operands, results and temporaries."""
     shapes = [
         ((tokens, embed), BF16),
         ((tokens, top_k), jnp.int32),

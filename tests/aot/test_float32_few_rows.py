@@ -1,4 +1,4 @@
-"""Which float32 products are those of few rows, and what XLA makes of them for an H200."""
+"""The float32 products that count as few rows, and XLA's program for them on an H200."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What XLA makes of the FP8 operations for an H200: custom calls and nothing else."""
+"""XLA's program for the FP8 operations on an H200: custom calls and nothing else."""
 
 import re
 from functools import partial

@@ -1,4 +1,4 @@
-"""What XLA compiles of an MLP with a recipe for an H200."""
+"""XLA's program for an MLP with a recipe on an H200."""
 
 import dataclasses
 import re
@@ -107,7 +107,7 @@ class TestForward:
 
 class TestFloat16:
     def test_elementwise_steps_are_xlas(self, h200):
-        """Also where kernels are asked for; products and quantisers stay kernels."""
+        """XLA also runs them where kernels are asked for; products and quantisers stay kernels."""
         halves = [array(a.shape, jnp.float16) for a in (X, *MATRICES)]
         run = partial(gradients, recipe=jgg.Recipe(), implementation="cuda")
         program = h200.compile(run, halves[0], LOGITS, *halves[1:])

@@ -1,4 +1,4 @@
-"""What XLA makes of lists of products for an H200, compiled on a machine that need not have one."""
+"""XLA's program for lists of products on an H200, compiled on a machine that need not have one."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support.dtypes import BF16
 
-# Of which the last alone keeps all multiprocessors busy for more than a round.
+# Only the last problem keeps all multiprocessors busy for more than a round.
 SHAPES = [(128, 64, 256), (64, 8, 8), (16, 512, 24), (3, 32, 16, 40), (2048, 64, 4096)]
 FORMS = pytest.mark.parametrize(
     "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
@@ -31,7 +31,7 @@ def arrays(shapes, transpose_lhs=False, transpose_rhs=False, dtype=BF16):
 
 
 def compiled(h200, function, *lists):
-    """Of a function of lists of arrays."""
+    """Compiles a function of lists of arrays."""
     flat, tree = jax.tree.flatten(lists)
     return h200.compile(lambda *x: function(*jax.tree.unflatten(tree, x)), *flat)
 
@@ -81,7 +81,7 @@ def test_gradients_transpose_nothing(h200):
 
 
 def test_c_is_updated_in_place_if_it_may_be(h200):
-    """Where the program itself makes c and has no other use for it, nothing is copied."""
+    """Nothing is copied where the program itself makes c and has no other use for it."""
     lhs, rhs = arrays([(64, 32, 128)])
 
     def accumulate(lhs, rhs, c):
@@ -110,7 +110,7 @@ def test_traced_scales_cost_no_copy_of_the_operands(h200):
 def test_rows_off_16_bytes_are_padded(h200):
     program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 10, 64), (64, 64, 64)]))
     assert program.kernels == {"grouped_gemm": 1}
-    # Of the first problem alone: both operands have a k of 10, one of them in its rows.
+    # Only the first problem's operands are padded: both have a k of 10, one in its rows.
     assert len(program.computed_operands()) == 2
 
 
@@ -125,7 +125,7 @@ ODD_SHAPES = [(37, 51, 29), (1, 1, 1), (3, 130, 7, 5)]
 @FORMS
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.complex128])
 def test_fp64_kernel_on_the_arrays_as_they_are(dtype, transpose_lhs, transpose_rhs, h200):
-    """Whatever their sizes: nothing is padded, and scales are constants."""
+    """Nothing is padded, whatever the sizes, and scales are constants."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     with jax.enable_x64(True):
         call = partial(jgg.grouped_gemm, alpha=0.5, precision="highest", **options)

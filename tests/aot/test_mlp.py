@@ -1,4 +1,4 @@
-"""What XLA makes of the MLPs of experts for an H200: kernels, what runs beside them, and memory."""
+"""XLA's program for expert MLPs on an H200: kernels, what runs between them, and memory."""
 
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_backward_is_four_more(h200):
 
 
 def test_layers_in_float16_are_composed_of_ragged_products(h200):
-    """Also where kernels are asked for, which then are those of the products."""
+    """Only the products are kernels, even where kernels are asked for."""
 
     def run(*operands):
         x, wi_0, wi_1, wo, weights, sizes = operands

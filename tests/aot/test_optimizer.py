@@ -1,4 +1,4 @@
-"""What XLA makes of optimiser steps for an H200: everything in place, and no pass of its own."""
+"""XLA's program for optimiser steps on an H200: everything in place, and no extra pass."""
 
 import re
 
@@ -37,7 +37,7 @@ def compiled(h200, function, *arguments, donated=(0, 1)):
 
 
 def large_instructions(hlo: str, least: int) -> list[str]:
-    """What computes an array of so many elements and is no kernel of this package."""
+    """Instructions that compute an array of `least` elements or more and are not our kernels."""
     found = []
     entry = hlo.split("\nENTRY ", 1)[1]
     for line in entry.splitlines():

@@ -1,4 +1,4 @@
-"""What XLA makes of split operands for four H200: each has its part, and no rows travel."""
+"""XLA's program for operands sharded over four H200: each keeps its part, and no rows travel."""
 
 import math
 import re

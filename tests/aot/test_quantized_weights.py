@@ -1,4 +1,4 @@
-"""What XLA makes of products of quantised weights for an H200."""
+"""XLA's program for products of quantised weights on an H200."""
 
 import jax
 import jax.numpy as jnp

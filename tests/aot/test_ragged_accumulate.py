@@ -1,4 +1,4 @@
-"""What XLA makes of `ragged_dot_accumulate` for an H200: sums where the accumulators are."""
+"""XLA's program for `ragged_dot_accumulate` on an H200: it adds in place to the accumulators."""
 
 import re
 
@@ -21,7 +21,7 @@ def compiled(h200, function, *arguments, donate=()):
 
 
 def opcodes_of(text: str, array: jax.ShapeDtypeStruct) -> set[str]:
-    """What makes float32 arrays of the shape of `array`."""
+    """Opcodes of the instructions that make float32 arrays of the shape of `array`."""
     size = ",".join(map(str, array.shape))
     return set(re.findall(rf"= f32\[{size}\]\S* ([\w-]+)\(", text))
 

@@ -1,4 +1,4 @@
-"""What XLA makes of the ops for an H200, compiled in full on a machine that need not have one."""
+"""XLA's program for the ops on an H200, compiled in full on a machine that need not have one."""
 
 import re
 from collections import Counter
@@ -76,7 +76,7 @@ def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
 
 
 def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
-    """What `explain` says that a forward product of `op` needs."""
+    """The workspace that a forward product of `op` needs according to `explain`."""
     *arguments, _ = shapes(op, dtype, m=m)
     (planned,) = jgg.explain(forward(op, **options), *arguments).plans
     return planned.workspace_bytes
@@ -334,7 +334,7 @@ class TestNoKernel:
 
     @BOTH_OPS
     def test_nothing_to_multiply_is_no_kernel(self, op, h200):
-        """Nor an error, where the kernels were asked for."""
+        """Empty products launch no kernel, and raise no error with `implementation="cuda"`."""
         for empty in ("m", "k", "n"):
             *arguments, _ = shapes(op, **{empty: 0})
             assert not h200.compile(forward(op, implementation="cuda"), *arguments).kernels

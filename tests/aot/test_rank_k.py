@@ -1,4 +1,4 @@
-"""What XLA makes of rank-k updates for an H200, compiled on a machine that need not have one."""
+"""XLA's program for rank-k updates on an H200, compiled on a machine that need not have one."""
 
 from functools import partial
 
@@ -53,7 +53,7 @@ def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
 
 
 def test_c_is_updated_in_place_if_it_may_be(h200):
-    """Where the program itself makes c and has no other use for it, nothing is copied."""
+    """Nothing is copied where the program itself makes c and has no other use for it."""
     a = array(3, 64, 64)
 
     def accumulate(a, c):
@@ -82,7 +82,7 @@ def test_traced_scales_reach_the_kernel_as_they_are(shape, h200):
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex128])
 def test_fp64_kernel_on_the_arrays_as_they_are(dtype, update, transpose, h200):
-    """Whatever their sizes: nothing is padded."""
+    """Nothing is padded, whatever the sizes."""
     with jax.enable_x64(True):
         arrays = [array(3, 37, 51, dtype=dtype)] * 2
         call = partial(update, transpose=transpose, implementation="cuda")

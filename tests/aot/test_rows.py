@@ -1,4 +1,4 @@
-"""What XLA makes of sorting and moving rows for an H200: custom calls and nothing else."""
+"""XLA's program for sorting and moving rows on an H200: custom calls and nothing else."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def integers(*shape):
 
 
 def check(program, **kernels):
-    """That the program calls these kernels, and that nothing else of it runs on the GPU."""
+    """Asserts that the program calls these kernels and runs nothing else on the GPU."""
     assert program.kernels == kernels
     assert program.opcodes <= FREE
 

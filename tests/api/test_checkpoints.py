@@ -91,7 +91,7 @@ def test_gpt_oss_bytes():
 
 
 def numpy_mlp(tensors, x, top_k, prefix="model.layers.3.mlp."):
-    """What gpt-oss computes, token by token in float64."""
+    """Computes gpt-oss's MLP, token by token in float64."""
     own = {name.removeprefix(prefix): np.asarray(t) for name, t in tensors.items()}
     wi, wo = (
         dequantized(own[f"experts.{name}_blocks"], own[f"experts.{name}_scales"])

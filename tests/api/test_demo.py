@@ -48,7 +48,7 @@ def trained():
 
 @pytest.fixture
 def trained_once(trained, monkeypatch):
-    """For tests that do not look at the training itself."""
+    """Trains once for the tests that do not look at the training itself."""
     from jax_grouped_gemm.demo import train as training
 
     train = training.train

@@ -1,4 +1,4 @@
-"""What a user of `jax.lax.ragged_dot` may do: its arguments, its place, and odd operands."""
+"""Drop-in use for `jax.lax.ragged_dot`: its arguments, its place, and odd operands."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_ours_in_the_place_of_jax_own(operands, monkeypatch):
     expected = jgg.ragged_dot(*operands, SIZES)
     monkeypatch.setattr(jax.lax, "ragged_dot_general", jgg.ragged_dot_general)
     monkeypatch.setattr(jax.lax, "ragged_dot", jgg.ragged_dot)
-    # Of shapes that no call has had before: the evaluation of others is remembered.
+    # The shapes must be new, because JAX caches the abstract evaluation of earlier ones.
     x = np.concatenate([operands[0]] * 2)
     np.testing.assert_array_equal(jax.lax.ragged_dot(x, operands[1], SIZES)[:7], expected[:7])
 

@@ -21,7 +21,7 @@ def array(*shape, dtype=np.float32):
 
 LHS, RHS, SIZES = array(M, K), array(G, K, N), array(G, dtype=np.int32)
 
-# What is wrong, the operands, and what the message must say of them.
+# The mistake, the operands, and the words that the message must have.
 BAD_OPERANDS = {
     "k differs": ((array(M, 7), RHS, SIZES), ["lhs", "8,7", "rhs", "3,4,5"]),
     "lhs is a vector": ((array(M), RHS, SIZES), ["lhs", "8"]),

@@ -13,7 +13,7 @@ import jax_grouped_gemm as jgg
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
 @pytest.mark.parametrize("k", [1, 2])
 def test_exactly_symmetric_however_xla_fuses(name, dtype, k, rng):
-    """With all of XLA's optimisations, which other tests go without."""
+    """Results stay symmetric with all of XLA's optimisations, which other tests turn off."""
 
     def draw(*shape):
         x = rng.standard_normal(shape)

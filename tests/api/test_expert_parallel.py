@@ -56,7 +56,7 @@ def parallel(mesh, num_experts=E, tokens=SPLIT, matrices=OF_EXPERTS, stats=None,
 
 @functools.cache
 def parallel_with_gradients(mesh, num_experts, options: tuple):
-    """The same function for equal options, so that tests with equal shapes compile it once."""
+    """Returns one function for equal options, so that tests with equal shapes compile it once."""
     return ep.with_gradients(parallel(mesh, num_experts, **dict(options)))
 
 
@@ -70,7 +70,7 @@ def check(mesh, given, rng, **options):
 
 
 def title(options) -> str:
-    """Of a test: options by name, and functions too."""
+    """Names a test by its options; functions appear by name."""
     given = (f"{name}={getattr(x, '__name__', x)}" for name, x in options.items())
     return ", ".join(given) or "default"
 
@@ -231,7 +231,7 @@ class TestOptions:
 
     @STRATEGIES
     def test_fp8(self, strategy, rng):
-        """As on one device, but for scales of what other experts have."""
+        """FP8 results match one device, except for scales that depend on other experts' rows."""
         given = [
             x if x.dtype == jnp.int32 else x.astype(jnp.bfloat16)
             for x in operands(rng, embed=128, hidden=128)

@@ -36,7 +36,7 @@ def assert_close(got, expected):
 
 @pytest.mark.parametrize("placed", [False, True])
 def test_linen(placed, mesh, x):
-    """With parameters on one device, or divided as the logical axes say."""
+    """Parameters may lie on one device or be sharded by their logical axes."""
     one = jgg_flax.linen.MoE(F, E, K)
     many = jgg_flax.linen.MoE(F, E, K, mesh=mesh, **AXES)
     variables = one.init(jax.random.key(0), x)

@@ -153,7 +153,7 @@ class TestNnx:
         assert without.quantized is None
 
     def test_restored_from_a_checkpoint(self, x, rng, tmp_path):
-        """Also where what is saved comes back as dictionaries, without a target."""
+        """State restores also from the dictionaries that a checkpoint returns without a target."""
         checkpoint = pytest.importorskip("orbax.checkpoint")
         model, other = self.layer(rng), self.layer(rng)
         jgg_flax.nnx.quantize(model)

@@ -97,7 +97,7 @@ def test_is_the_functional_layer(key, x):
 
 
 def test_router_stays_in_float32(key, x):
-    """With half precision experts, the same tokens go to the same experts."""
+    """Half-precision experts get the same tokens as float32 ones."""
     params = initialize(MoE(F, E, K), key, x)
     y, losses = jax.jit(MoE(F, E, K).apply)(params, x)
     half, half_losses = jax.jit(MoE(F, E, K, dtype=jnp.bfloat16).apply)(params, x)

@@ -57,7 +57,7 @@ def cotangent(rng):
 
 @pytest.fixture
 def mask(rng):
-    """Of sequences of different lengths, one of which is empty."""
+    """Masks sequences of different lengths, one of which is empty."""
     lengths = rng.permutation([0, LENGTH, *rng.integers(1, LENGTH, BATCH - 2)])
     return np.arange(LENGTH) < lengths[:, None]
 
@@ -90,7 +90,7 @@ def test_models(masked, library, model, rng, bias, cotangent, x, mask):
 @MODELS
 @STRATEGIES
 def test_over_a_mesh(strategy, model, mesh, rng, bias, cotangent, x, mask):
-    """With padding that differs from device to device, and a device without real tokens."""
+    """Padding differs from device to device, and one device has no real tokens."""
     library = "linen" if strategy == "all_gather" else "nnx"
     layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
     check(rng, model, layer, bias, cotangent, x, mask)
@@ -143,7 +143,7 @@ def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
 
 @LIBRARIES
 def test_weights_quantised_in_advance(library, rng, x, mask):
-    """With biases and a mask too they give what weights quantised in the call do."""
+    """They give the results of weights quantised in the call, with biases and a mask too."""
     options = OPTIONS["gpt_oss"] | dict(recipe=jgg.Recipe(), bias_init=BOTH["bias_init"])
     if library == "nnx":
         layer = of_nnx.MoE(D, F, E, **options, rngs=nnx.Rngs(int(rng.integers(2**31))))

@@ -72,7 +72,7 @@ def step(model, optimizer, x):
 class TestNnx:
     @pytest.mark.parametrize("shared", [False, True])
     def test_trains_as_with_weights_quantised_apart(self, shared, rng):
-        """The same losses, bit for bit, as Optax's updates and `quantize` after each."""
+        """Losses equal, bit for bit, those of Optax's updates with `quantize` after each."""
         ours, theirs = (Model(nnx.Rngs(0), shared=shared) for _ in range(2))
         optimizer = of_nnx.Optimizer(ours, optim.quantized(optax.sgd(1e-3)))
         other = nnx.Optimizer(theirs, optax.sgd(1e-3), wrt=nnx.Param)
@@ -108,7 +108,7 @@ class TestNnx:
             step(model, optimizer, tokens(rng))
         assert model.first.wo[...].dtype == jnp.bfloat16
         assert np.any(np.asarray(model.first.wo[...]) != before)
-        # What is quantised are the float32 weights, which differ from their copies.
+        # The optimiser quantises the float32 weights, which differ from their copies.
         pairs = zip(
             jax.tree.leaves(quantized(model.first)),
             jax.tree.leaves(wanted(model.first)),
@@ -208,7 +208,7 @@ class TestLinen:
 
 
 def test_layers_are_those_that_were_quantised(rng):
-    """Whatever mesh is set when a step is taken."""
+    """The layers stay the same, whatever mesh is set when a step is taken."""
     layer = of_nnx.MoE(
         D, F, E, K, recipe=RECIPE, expert_axis="expert", fsdp_axis="fsdp", rngs=nnx.Rngs(0)
     )

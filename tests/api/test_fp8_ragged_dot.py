@@ -49,7 +49,7 @@ def _products(lhs, rhs, sizes, cotangent, arrays, call, options):
 
 
 def exact_products(lhs, rhs, sizes, cotangent, offset=0):
-    """The same without quantisation, in float64."""
+    """The products and gradients without quantisation, in float64."""
     return (
         oracle.ragged_noncontracting(lhs, rhs, sizes, offset),
         *oracle.noncontracting_cotangents(lhs, rhs, sizes, cotangent, offset),
@@ -205,7 +205,7 @@ class TestTransforms:
         assert counts(both) == (2, 1)
         assert counts(None) == (3, 2)
         want = jax.jit(jax.grad(loss, (0, 1)))(lhs, rhs)
-        # What is saved has numbers from 256 on, which JAX would make NaN of float8_e4m3fn.
+        # Saved values include 256 and more, which JAX would turn into NaN in float8_e4m3fn.
         for policy in (both, checkpoint_policies.quantized_operands_saveable):
             got = jax.jit(jax.grad(jax.checkpoint(loss, policy=policy), (0, 1)))(lhs, rhs)
             for one, other in zip(got, want, strict=True):

@@ -1,4 +1,4 @@
-"""What rows that no expert owns hold never reaches anything else: router weights and FP8 scales."""
+"""Values in rows that no expert owns never reach router weights or FP8 scales."""
 
 import jax
 import jax.numpy as jnp

@@ -52,7 +52,7 @@ def dense_ragged_dot(lhs, rhs, group_sizes, **_):
 
 
 def gradients(fn, inputs):
-    """Of the mean square of fn's result, with respect to all inputs."""
+    """Gradients of the mean square of fn's result with respect to all inputs."""
     return jax.jit(jax.grad(lambda *args: (fn(*args) ** 2).mean(), argnums=range(5)))(*inputs)
 
 

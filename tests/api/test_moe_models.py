@@ -17,7 +17,7 @@ def sigmoid(x):
     return 1 / (1 + jnp.exp(-x))
 
 
-# Of gate and up, in plain jax.numpy, for a token at a time in float64.
+# Hidden from gate and up, in plain jax.numpy, one token at a time in float64.
 HIDDEN = {
     "silu": lambda g, u: g * sigmoid(g) * u,
     "gelu": lambda g, u: g * (1 + jax.lax.erf(g / np.sqrt(2))) / 2 * u,
@@ -64,7 +64,7 @@ def ours(o, *, activation="silu", gated=True, biased=True, on_input=False, top_k
 
 
 def token_by_token(o, *, hidden, gated=True, biased=True, on_input=False, top_k=K):
-    """The same, one token and one expert at a time."""
+    """Computes the layer one token and one expert at a time."""
 
     def of_expert(x, weight, e):
         x = x * (weight if on_input else 1)
@@ -98,7 +98,7 @@ def assert_agree(o, rng, implementation=None, atol=2e-5, **options):
     hidden = options.pop("hidden", None) or HIDDEN[activation]
     layer = partial(ours, activation=activation, implementation=implementation, **options)
     result = value_and_gradients(layer, o, jnp.asarray(cotangent))
-    # As the layer gets them, with all digits.
+    # The layer's own operands, widened to float64 without rounding.
     exact = {name: np.asarray(x, np.float64) for name, x in o.items()}
     with jax.enable_x64(True):
         exact = {name: jnp.asarray(x) for name, x in exact.items()}
@@ -226,7 +226,7 @@ class TestModels:
         np.testing.assert_allclose(part(0, 2) + part(2, E), whole, atol=1e-4)
 
     def test_backward_pass_scatters_no_rows(self, rng):
-        """Nor of a bias: all that scatter-adds is the gradient of the router."""
+        """Only the router's gradient uses scatter-add; gradients of rows and biases do not."""
         o = operands(rng)
         logits = o.pop("logits")
         gradient = jax.grad(lambda o: ours(o | dict(logits=logits)).sum())
@@ -309,7 +309,7 @@ class TestDeinterleave:
         np.testing.assert_array_equal(got, (gate, up))
 
     def test_is_what_gpt_oss_computes(self, rng):
-        """Its expert MLP has gate and up in even and odd columns of one matrix and one bias."""
+        """gpt-oss has gate and up in even and odd columns of one matrix and one bias."""
         o = operands(rng)
         w = rng.standard_normal((E, D, 2 * F)).astype(np.float32)
         b = rng.standard_normal((E, 2 * F)).astype(np.float32)

@@ -102,7 +102,7 @@ class TestCombine:
     def test_sums_of_rows(self, choices, counted, weighted, rng):
         pairs = Pairs.random(rng, T, choices, T * choices + 4, counted=counted)
         rows = rng.standard_normal((T * choices + 4, D)).astype(np.float32)
-        # What has no pair, or is past the count, does not matter.
+        # Rows that have no pair, or are past the count, do not matter.
         used = pairs.row_of_pair[pairs.has_row()]
         rows[np.setdiff1d(np.arange(len(rows)), used)] = np.nan
         weights = np.where(pairs.has_row(), pairs.weights, np.nan) if weighted else None
@@ -120,7 +120,7 @@ class TestCombine:
         )
 
     def test_half_precision_is_rounded_once(self):
-        """In bfloat16, 256 + 1 + 1 is 256 if every sum is rounded, and 258 if the last one is."""
+        """256 + 1 + 1 in bfloat16 is 256 if every sum is rounded, 258 if only the last one is."""
         rows = jnp.array([[1.0], [256.0], [1.0]], jnp.bfloat16)
         result = moe.combine(rows, np.array([[1, 0, 2]]))
         assert result.dtype == jnp.bfloat16 and result[0, 0] == 258

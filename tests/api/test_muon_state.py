@@ -46,7 +46,7 @@ def draw(rng, shapes=SHAPES):
 
 
 def theirs(numbers):
-    """The same numbers in Optax's type."""
+    """Converts dimension numbers to Optax's type."""
     return jax.tree.map(
         lambda x: x and optax.contrib.MuonDimensionNumbers(x.reduction_axis, x.output_axis),
         numbers,
@@ -132,7 +132,7 @@ class TestAgainstOptax:
 
 
 def as_dictionaries(state):
-    """What a checkpoint restores without a target."""
+    """Returns the nested dictionaries that a checkpoint restores without a target."""
     if isinstance(state, dict):
         return {name: as_dictionaries(x) for name, x in state.items()}
     if isinstance(state, tuple) and hasattr(state, "_fields"):
@@ -161,7 +161,7 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("restored", ["state", "dictionaries"])
     def test_of_version_0_1(self, restored, rng):
-        """Its moments, of leaves of either kind, and its count, which the schedule sees."""
+        """A state of 0.1 keeps the moments of both kinds of leaves, and the schedule's count."""
         shapes = {"matrix": (12, 40), "experts": (3, 8, 24), "bias": (7,)}
         params, gradients = draw(rng, shapes), [draw(rng, shapes) for _ in range(3)]
         optimizer = optax.chain(

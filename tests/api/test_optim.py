@@ -50,7 +50,7 @@ def test_singular_values_are_near_one(rng):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("method", ["standard", "auto"])
 def test_tiny_matrices(method, dtype, rng):
-    """As gradients of experts that have got no token for long."""
+    """Experts that have had no token for long have gradients this tiny."""
     x = jnp.asarray(rng.standard_normal((3, 16, 40)), jnp.float32)
     scales = [1.0, 1e-12, 1e-18, 1e-20, 1e-25, 1e-33]
     xs = [x * scale for scale in scales]
@@ -247,7 +247,7 @@ class TestAgainstOptax:
                 )
 
     def test_stacks_are_kernels_side_by_side(self, rng):
-        """Of each, the update that Optax gives it alone."""
+        """Each kernel of a stack gets the update that Optax gives it alone."""
         optax = pytest.importorskip("optax")
         stack = jnp.asarray(rng.standard_normal((3, 12, 40)), jnp.float32)
         ours = muon(0.1, dtype=jnp.float32)

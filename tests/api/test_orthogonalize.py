@@ -12,7 +12,7 @@ from jax_grouped_gemm.optim import COEFFICIENTS, orthogonalize
 
 SHAPE = (64, 176)
 TABLES = ("classic", "dion", "polar_express")
-# What five steps in exact arithmetic make of singular values from 0.003 of the norm on.
+# Five exact steps map singular values from 0.003 of the norm on into these intervals.
 BANDS = {"classic": (0.68, 1.21), "dion": (0.97, 1.15), "polar_express": (0.84, 1.13)}
 # By how much rounding may widen a band, and how far a result may be from the exact one.
 METHODS = {
@@ -107,7 +107,7 @@ class TestMethods:
         assert np.linalg.norm(out - want) < 0.03 * np.linalg.norm(want)
 
     def test_segments(self, method, rng):
-        """Of one step each, or all steps in one."""
+        """Segments may have one step each, or all steps."""
         if method == "standard":
             pytest.skip("has no segments")
         x = rng.standard_normal(SHAPE, np.float32)
@@ -145,7 +145,7 @@ class TestMethods:
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_scale(self, method, dtype, rng):
-        """One for all, or one for each, as small and as large as the result's type bears."""
+        """A scale is for all or for each, as small and as large as the result's type holds."""
         matrices = [rng.standard_normal((16, 48)).astype(dtype) for _ in range(3)]
         call = partial(orthogonalize, matrices, method=method)
         plain = [np.asarray(x, np.float64) for x in call()]
@@ -185,7 +185,7 @@ class TestAuto:
         assert not is_gram(64, 200, method="standard") and is_gram(64, 64, method="gram")
 
     def test_mixed_list(self, rng):
-        """Of squares one method, of others the other one, each as alone."""
+        """Squares use one method and other shapes another; each result is as if alone."""
         matrices = [rng.standard_normal(shape).astype(np.float32) for shape in ((32, 32), (32, 96))]
         outs = orthogonalize(matrices)
         for x, out, method in zip(matrices, outs, ("standard", "gram"), strict=True):

@@ -176,7 +176,7 @@ def test_expert_parallel(rng):
     ids=str,
 )
 def test_expert_parallel_schedules(rng, options):
-    """Whatever is ordered, or computed again, has packed weights."""
+    """Weights stay packed, whatever is ordered or computed again."""
     packed, arrays = mlp_weights(rng, "mxfp4")
     x, routing = routed(rng)
     mesh = jax.make_mesh((4,), ("expert",), (jax.sharding.AxisType.Auto,))
@@ -358,7 +358,7 @@ def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, tra
     if "128" not in rows_format + weights_format:
         fast = jgg.ragged_dot(rows, q, SIZES, "ANY_F8_ANY_F8_F32_FAST_ACCUM", **options)
         np.testing.assert_allclose(fast, want, atol=1e-2 * np.abs(want).max())
-    # What is written says which values it has, and the values say which layout.
+    # The dictionary names its values, and the values determine the layout.
     assert jgg.QuantizedArray.from_dict(q.to_dict()).format == q.format
     parts = q.values, q.scales, q.channel_scales
     assert jgg.QuantizedArray(*parts, format=name).format == q.format
@@ -366,7 +366,7 @@ def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, tra
 
 @pytest.mark.parametrize("with_up", [True, False])
 def test_a_recipe_with_weights_that_are_in_fp8(rng, with_up):
-    """The same bits as of weights that the recipe quantises, and no gradient of weights."""
+    """Results have the bits of weights that the recipe quantises; weights get no gradient."""
     x, routing = routed(rng)
     shapes = [(EXPERTS, EMBED, HIDDEN)] * 2 + [(EXPERTS, HIDDEN, EMBED)]
     arrays = [rng.standard_normal(shape).astype(np.float32) / 10 for shape in shapes]

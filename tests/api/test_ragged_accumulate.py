@@ -102,7 +102,7 @@ class TestSemantics:
 
 
 def added(accumulator, lhs, rhs, sizes):
-    """The same by the product that has rules of its own."""
+    """Adds `contracting`, whose own rules differentiate it, as the reference."""
     return accumulator + contracting(lhs, rhs, sizes, preferred_element_type=accumulator.dtype)
 
 

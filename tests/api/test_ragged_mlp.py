@@ -23,7 +23,7 @@ def gradients(case, cotangent, **options):
 
 
 def exact_gradients(case, cotangent, activation="silu"):
-    """Of x, wi_0, wi_1, wo and weights, in float64."""
+    """Gradients with respect to x, wi_0, wi_1, wo and weights, in float64."""
     x, dy = case.on_rows, np.asarray(cotangent, np.float64)
     wi_0, wi_1, wo = (np.asarray(w).astype(np.float64) for w in (case.wi_0, case.wi_1, case.wo))
     dx, dwi_0, dwi_1, dwo = (np.zeros(a.shape) for a in (x, wi_0, wi_1, wo))
@@ -168,7 +168,7 @@ class TestRounding:
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     @pytest.mark.parametrize("activation", mlp.FUSED)
     def test_gate_and_up_are_rounded_before_the_activation(self, activation, dtype, rng):
-        """As what is kept, and as the composition of public functions."""
+        """Gate and up are rounded as residuals are, and as public functions in sequence do."""
         case = mlp.case(rng, dtype=dtype, spread=4.0)
         x = case.x[case.rows]
         gate, up = (jgg.ragged_dot(x, w, case.sizes) for w in (case.wi_0, case.wi_1))

@@ -50,7 +50,7 @@ class TestValues:
     @pytest.mark.parametrize("uplo", ["lower", "upper"])
     @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
     def test_mirror_image_is_exact_in_optimised_code(self, update, uplo, dtype, rng):
-        """Whatever XLA makes of its multiplications and additions."""
+        """The mirror image is exact however XLA fuses multiplications and additions."""
         a, b, c = operands(rng, dtype, n=70, k=33)
 
         def call(a, b, c):
@@ -318,7 +318,7 @@ def test_hermitian_updates_of_real_matrices_are_the_symmetric_ones(update, rng):
 
 @EVERY
 def test_signature(update):
-    """What help() shows names every option and its default, and no other is taken."""
+    """help() shows every option with its default, and no other option is accepted."""
     function = getattr(jgg, f"grouped_{update.name}")
     factors = ["a", "b"] if update.two_operands else ["a"]
     parameters = inspect.signature(function).parameters

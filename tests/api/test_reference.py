@@ -1,4 +1,4 @@
-"""What is particular to the pure JAX implementation: its tiles, dtypes, precision and memory."""
+"""Tests of the pure JAX implementation alone: its tiles, dtypes, precision and memory."""
 
 from functools import partial
 
@@ -187,7 +187,7 @@ class TestForm:
         assert not self.has_loop(op, 64, 32, 32, 1, dtype, out_dtype)
 
     def test_one_group_of_several_has_tiles(self):
-        """Of all rows, it may own a few."""
+        """The one local group may own only a few of all rows, so it is computed in tiles."""
         shape = 512, 64, 64, 1
         assert self.has_loop(NONCONTRACTING, *shape, total_groups=8)
         assert not self.has_loop(NONCONTRACTING, *shape)

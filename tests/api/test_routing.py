@@ -84,7 +84,7 @@ def test_sure_experts_are_told_apart():
 
 
 def test_the_bias_chooses_and_does_not_weigh(logits):
-    """Its gradient is zero, and a uniform one changes nothing."""
+    """The bias has a gradient of zero, and a uniform bias changes nothing."""
 
     def weights(logits, bias):
         return moe.route(logits, 4, scoring="sigmoid", correction_bias=bias).weights
@@ -299,7 +299,7 @@ def test_logits_far_below_zero(scoring, renormalize, low, rng):
             scores = jnp.take_along_axis(scores, experts, axis=-1)
             return scores / scores.sum(-1, keepdims=True) if renormalize else scores
 
-        # As rounded to float32, which moves logits, and all alike where only differences matter.
+        # Round to float32 first, which moves logits, all alike if only differences matter.
         rounded = np.float64(np.float32(logits)) + (shifted - logits)
         wanted, exact_vjp = jax.vjp(exact, jnp.asarray(rounded))
         (wanted_gradient,) = exact_vjp(jnp.asarray(ct))

@@ -171,7 +171,7 @@ class TestNoncontracting:
         fp8_oracle.check(out, want)
 
     def test_layouts_are_never_guessed(self, rng):
-        """As many rows as blocks of columns: scales of one shape mean what `lhs_scaling` says."""
+        """With as many rows as blocks of columns, the shape is ambiguous; `lhs_scaling` decides."""
         lhs, rhs = fp8(rng, (4, 512)), fp8(rng, (1, 512, N))
         lhs_scale, sizes = scales(rng, (4, 4)), np.array([4])
         for scaling, full in (("1x128", lhs_scale), ("1x128 column-major", lhs_scale.T)):

@@ -1,4 +1,4 @@
-"""What the ops promise, rule by rule, for whatever the group sizes are."""
+"""The documented rules of the ops, one by one, for any group sizes."""
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ class TestResults:
             np.testing.assert_array_equal(actual, np.zeros_like(primal))
 
     def test_agrees_with_jax(self, rng):
-        """Where JAX's own ragged_dot is defined, ours is a drop-in for it, argument by argument."""
+        """Our ragged_dot replaces JAX's wherever that is defined, argument by argument."""
         lhs, rhs, cotangent = operands(NONCONTRACTING, rng)
 
         def results(ragged_dot):

@@ -204,7 +204,7 @@ def test_training(dry_run):
 
     (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
     assert record["case"] == "dry_run/fp8_training/2"
-    # The same start: the runs differ by the rounding of three steps.
+    # Both runs start alike and differ only by the rounding of three steps.
     assert 0 < abs(record["loss_ratio"] - 1) < 0.05
     assert record["peers"]["ours_bf16"]["run"]["curve"]
 

@@ -112,7 +112,7 @@ def test_pairs_of_a_record():
 
 
 def test_command(tmp_path, capsys, rng):
-    """What is added replaces what the same card took for the same sizes before."""
+    """New measurements replace earlier ones of the same card and sizes."""
     files = dict(pairs=tmp_path / "pairs.csv", output=tmp_path / "fallback.json")
     arguments = [word for name, path in files.items() for word in (f"--{name}", str(path))]
     for xla in (2.0, 9.0):

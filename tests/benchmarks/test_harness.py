@@ -155,7 +155,7 @@ def test_device_time_is_the_union_of_activities():
 
 
 class Library:
-    """Of which every function succeeds, and is noted."""
+    """A library whose functions all succeed and record that they were called."""
 
     def __init__(self):
         self.called = []

@@ -60,7 +60,7 @@ def test_a_program_that_is_not_offered_or_fails_says_so_when_it_is_prepared():
 
 @pytest.mark.parametrize("op", shapes.OPS)
 def test_a_wrong_element_is_noticed(op):
-    """Of each operation, a result with one element missing, or NaN, is wrong."""
+    """A result with one element missing or NaN is wrong for every operation."""
     found = cases.case(op, 0, seed=5, tiny=True)
     with jax.enable_x64(found.x64):
         work = found.work()

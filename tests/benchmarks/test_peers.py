@@ -42,7 +42,7 @@ def test_the_fp8_reference_is_close_to_the_product_of_the_sources(op, rng):
         else:
             expected[start:end] = x[start:end] @ y[group].T
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    # What three bits of mantissa leave; a misplaced scale or row is far above it.
+    # Three bits of mantissa leave this error; a misplaced scale or row is far above it.
     assert 0.01 < error < 0.06
 
 
@@ -70,7 +70,7 @@ FLOAT32 = [update for update in rank_k.UPDATES.values() if update.dtype == "floa
 
 @pytest.mark.parametrize("update", FLOAT32, ids=lambda update: update.name)
 def test_updates_have_their_precision_wherever_they_are_called(update):
-    """What is timed is called after, and outside, all that has prepared it."""
+    """The timed function is called after, and outside, everything that prepares it."""
     a, b = (jnp.ones((2, 24, 16), update.dtype) for _ in "ab")
     functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
     assert len(functions) >= 3
@@ -115,7 +115,7 @@ def test_configurations_of_quack_layers_are_those_that_the_product_can_have(kind
 
 
 class Tensor:
-    """What stands for PyTorch's where there is none."""
+    """Stands in for PyTorch where it is not installed."""
 
     is_cuda = False
 

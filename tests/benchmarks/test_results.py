@@ -1,4 +1,4 @@
-"""What the benchmarks make of their measurements: ratios, and files of results."""
+"""The benchmarks' processing of measurements: ratios, and files of results."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_every_wanted_case_is_one_that_a_benchmark_measures():
 
 
 def test_layers_on_two_gpus():
-    """Of no other number of GPUs is anything asked."""
+    """Other numbers of GPUs have no target."""
     name = "layer on two GPUs, forward, of no communication"
     case = record("mixtral/ep_forward") | {"fractions": {"ours": 0.91}, "max_over_mean": 1.0}
     case |= {"devices": 2, "distribution": "uniform"}

@@ -43,7 +43,7 @@ TileArray list_pieces(ScheduleOf const& schedule_of, int ranks, int clusters) {
   return to_array(pieces);
 }
 
-// Of a noncontracting product whose last wave is cut, with steps of `kTileK` elements.
+// Pieces of a noncontracting product whose last wave is cut, with steps of `kTileK` elements.
 template <int kTileK, class Tile>
 TileArray stream_k_pieces(Tile, GroupSizes const& groups, int n, int k, int clusters) {
   using Schedule =

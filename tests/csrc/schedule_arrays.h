@@ -1,4 +1,4 @@
-// What the lists of schedules take from Python and return to it.
+// Arrays that the schedules of lists take from Python and return to it.
 #pragma once
 
 #include <nanobind/ndarray.h>

@@ -39,7 +39,7 @@ def test_python(page, monkeypatch, capsys):
     known = dict(ops)
     namespace = {"__name__": "example"}
     for line, block in blocks(page, "python"):
-        # With the page's own line numbers in a traceback.
+        # Compile with the page's own line numbers, so that tracebacks show them.
         code = compile("\n" * line + block, str(page), "exec", dont_inherit=True)
         exec(code, namespace)
     for primitive in ops.keys() - known.keys():

@@ -15,7 +15,7 @@ from tests.support import weight_formats as oracle
 
 @pytest.fixture(scope="module")
 def page():
-    """What the blocks of the page define."""
+    """The names that the page's code blocks define."""
     namespace = {"__name__": "page"}
     for _, block in blocks(ROOT / "docs" / "tutorials" / "gpt_oss.md", "python"):
         exec(block, namespace)

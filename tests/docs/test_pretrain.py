@@ -63,7 +63,7 @@ def test_loops_and_rematerialisation_change_no_loss(flags, straight):
 
 
 def test_several_devices_train_alike(straight, tmp_path):
-    """With experts on two of four devices, then on another number of devices with FSDP."""
+    """Experts are on two of four devices, then on another number of devices with FSDP."""
     options = dict(batch=8, checkpoints=tmp_path)
     first = run(3, devices=4, expert_parallel=2, **options)
     then = run(5, "--fsdp", devices=2, **options)
@@ -83,7 +83,7 @@ def test_several_devices_train_alike_by_muon():
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
-    """As many tokens in one microbatch as in three: the same step, but for the router's losses."""
+    """One microbatch gives the same step as three, except for the router's losses."""
     config = moe_model.PRESETS["tiny"]
     model = moe_model.Transformer(config, rngs=nnx.Rngs(0))
     graph, params = nnx.split(model, nnx.Param)

@@ -1,4 +1,4 @@
-"""What the GPU tests have in common."""
+"""Fixtures that the GPU tests share."""
 
 import jax
 import jax.numpy as jnp

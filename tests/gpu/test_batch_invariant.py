@@ -82,7 +82,7 @@ def operands(rng, name, dtype=BF16):
 
 
 def layer_of(matrices, run=moe.dropless_mlp, gradient=True, **options):
-    """Of x, experts, weights and dy: y, and dx."""
+    """A function of x, experts, weights and dy that returns y and dx."""
     num_experts = matrices[0].shape[0]
 
     @jax.jit
@@ -206,7 +206,7 @@ def test_products_of_packed_weights(rng):
 
 
 def test_kernels_of_one_table_have_the_same_bits(rng):
-    """Those that batch invariance chooses from by the number of rows."""
+    """Batch invariance chooses between these kernels by the number of rows."""
     lhs, rhs = arrays(rng, (512, 4096), (8, 4096, 1024))
     sizes = jnp.full(8, 64, jnp.int32)
 

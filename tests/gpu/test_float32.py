@@ -54,7 +54,7 @@ def check(op, lhs, rhs, sizes, offset=None, *, precision="highest", **options):
 
 
 def cotangents(op, lhs, rhs, sizes, cotangent, *, transpose_lhs, transpose_rhs, precision):
-    """Those of both operands, in the majors that are not transposed."""
+    """Returns the cotangents of both operands, in the majors that are not transposed."""
     flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs)
     got = op.cotangents(
@@ -200,7 +200,7 @@ class TestRange:
         out = np.asarray(run(op, lhs, rhs, SIZES, precision=precision)).astype(np.float64)
         fading = op.exact(np.ones_like(lhs), np.abs(rhs), SIZES).magnitude
         fading += op.exact(np.abs(lhs), np.ones_like(rhs), SIZES).magnitude
-        # Of two elements that are both in their low parts, nothing is left.
+        # The product of two elements that are both in low parts is dropped.
         fading += 2.0**-27 * exact.depth
         error = (PRODUCT_ERROR[precision] + 2.0**-23 * exact.depth) * exact.magnitude
         assert (np.abs(out - exact.value) <= error + 2.0**-bits * fading).all()
@@ -244,7 +244,7 @@ class TestNonFinite:
     def test_never_reaches_another_group(
         self, op, transpose_lhs, transpose_rhs, precision, poison, rng
     ):
-        """Nor the tail a group: every other result keeps its bits, in all three products."""
+        """Values of one group, or of the tail, change no bit of other results in any product."""
         flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, precision=precision)
         arrays = operands(op, rng)
 

@@ -56,7 +56,7 @@ def check(lhs, rhs, sizes, offset=None, *, precision="highest", **options):
 
 
 def cotangents(lhs, rhs, sizes, cotangent, *, transpose_rhs, precision):
-    """Those of both operands, in the majors that are not transposed."""
+    """Returns the cotangents of both operands, in the majors that are not transposed."""
     got = NONCONTRACTING.cotangents(
         lhs,
         swap(rhs, transpose_rhs),
@@ -128,7 +128,7 @@ class TestMajors:
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
     def test_nothing_reaches_another_group(self, transpose_rhs, precision, poison, rng):
-        """Nor the tail a group: every other result keeps its bits."""
+        """Values of one group, or of the tail, change no bit of other results."""
         options = dict(transpose_rhs=transpose_rhs, precision=precision)
         lhs, rhs, _ = operands(rng)
         clean = np.asarray(run(lhs, rhs, SIZES, **options))

@@ -61,7 +61,7 @@ def test_any_group_sizes(out_dtype, shapes, k, schedules, rng):
 @pytest.mark.parametrize("lhs_shape", [(M, 44), (M, 1), (), (44, M + 4)], ids=str)
 @pytest.mark.parametrize("rhs_shape", [(G, 7, 44), (G, N), (G,)], ids=str)
 def test_scale_shapes(lhs_shape, rhs_shape, schedules, rng):
-    """Those that are the same all along K are applied once, to the whole sum."""
+    """Scales that are constant along K are applied once, to the whole sum."""
     operands = operands_of(rng, 128 * 44, lhs_shape, rhs_shape)
     sizes = np.array([300, 200, 1, 500, 0, 300])
     assert is_cut(schedules, sizes, 128 * 44)

@@ -103,7 +103,7 @@ def test_any_group_sizes(tile, rng):
 
 @TILES
 def test_more_steps_than_stages(tile, rng):
-    """With groups of which one consumer warpgroup, or both, or none has rows."""
+    """Groups give rows to one consumer warpgroup, to both, or to none."""
     k, n, groups = 128 * 11 + 48, 520, 200
     sizes = rng.choice([0, 1, 63, 64, 65, 100, 128, 129, 300], groups)
     m = int(sizes.sum())
@@ -114,7 +114,7 @@ def test_more_steps_than_stages(tile, rng):
 @pytest.mark.parametrize("k", [128 * 20 + 16, 2048])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float32])
 def test_few_rows_a_group(out_dtype, k, rng):
-    """As in decoding: most groups fit into a tile, some take several, and some are empty."""
+    """Sizes are as in decoding: most groups fit into a tile, some take several, some are empty."""
     n, kb = 264, -(-k // 128)
     some = rng.choice([1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 130], 40)
     m = int(some.sum()) + 40
@@ -132,7 +132,7 @@ def test_few_rows_a_group(out_dtype, k, rng):
 @TILES
 @pytest.mark.parametrize("rhs_shape", [(G, NB, 8), (G, N), (G,)], ids=RHS_SCALES)
 def test_scales_in_rows_of_sixteen_bytes(rhs_shape, tile, rng):
-    """Which the kernels read four steps at a time."""
+    """The kernels read such scales four steps at a time."""
     lhs, rhs = fp8(rng, (M - 3, 1008)), fp8(rng, (G, N, 1008))
     operands = lhs, scales(rng, (M - 3, 8)), rhs, scales(rng, rhs_shape)
     for sizes in (sizes_of.multinomial(rng, M - 3, G), sizes_of.any_kind(rng, M - 3, G)):
@@ -239,7 +239,7 @@ class TestContracting:
 
     @CONTRACTING_TILES
     def test_more_steps_than_stages(self, tile, rng):
-        """With rows of results for one consumer warpgroup alone."""
+        """Only one consumer warpgroup has rows of results."""
         m, k, n = 4000, 320, 520
         sizes = np.array([1700, 0, 1, 1100, 129, 900, 30])
         self.check(self.operands(rng, sizes, m=m, k=k, n=n), sizes, m=m, tile=tile)
@@ -314,7 +314,7 @@ class TestTraining:
             assert fp8_oracle.cosine_distance(one, want.value) < limit
 
     def test_equals_the_reference(self, rng):
-        """The same quantised operands, so that only the accumulation differs."""
+        """Both sides take the same quantised operands, so that only the accumulation differs."""
         shapes = (M, K), (G, K, N), (M, N)
         lhs, rhs, ct = (rng.standard_normal(s, np.float32).astype(jnp.bfloat16) for s in shapes)
         sizes = sizes_of.multinomial(rng, M, G)

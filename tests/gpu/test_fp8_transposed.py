@@ -192,7 +192,7 @@ def fp8_columns(rng, rows, columns, sizes, dtype):
 
 
 def owned_blocks(sizes, rows) -> int:
-    """Blocks of rows that a group owns. Of the others nobody reads anything."""
+    """Blocks of rows that a group owns. Nothing reads the other blocks."""
     owned = np.diff(np.minimum(np.cumsum(sizes), rows), prepend=0)
     return int((-(-owned // 128)).sum())
 

@@ -94,7 +94,7 @@ class TestEveryTile:
 
     @each_kernel(*FAMILIES)
     def test_nothing_leaks_between_neighbours(self, family, transpose_lhs, transpose_rhs, rng):
-        """What fills one matrix of a stack, or one problem of a list, stays there."""
+        """Values of one matrix of a stack, or of one problem of a list, affect no other result."""
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         shapes = [(3, 72, 40, 72), (3, 77, 21, 71), (72, 40, 72), (199, 101, 137)]
         problems = random_list(rng, shapes, family.dtype, **options)
@@ -117,7 +117,7 @@ class TestLists:
     @pytest.mark.parametrize("multiple", [8, 1])
     @pytest.mark.parametrize("count", [1, 24, 79, 128, 300])
     def test_random(self, family, scheduler, sort_problems, count, multiple, rng):
-        """As in CUTLASS's tests, every layout, with stacks and empty problems among them."""
+        """Lists have every layout, stacks and empty problems, as in CUTLASS's tests."""
         problems = any_list(
             rng,
             count,
@@ -222,7 +222,7 @@ class TestTransformations:
     @FORMS
     @each(SIXTEEN_BITS[0], FLOAT32[-1], DOUBLE[0], DOUBLE[-1])
     def test_gradients(self, family, transpose_lhs, transpose_rhs, rng):
-        """Those of the kernels against those of the reference in no less than float32."""
+        """Compares the kernels' gradients with the reference's in float32 or wider."""
         dtype, wide = family.dtype, F32 if family.dtype == BF16 else family.dtype
         transposes = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         shapes = [(136, 72, 200), (2, 64, 41, 263), (24, 0, 16)]

@@ -26,7 +26,7 @@ def indices():
 
 
 def assert_close(got, want):
-    """Where tiles of large groups are cut depends on how many blocks share them."""
+    """Results are only close: cuts of large groups' tiles depend on the number of blocks."""
     got, want = (np.asarray(x, np.float64) for x in (got, want))
     assert np.abs(want).max() > 1
     np.testing.assert_allclose(got, want, rtol=0, atol=2**-8 * np.abs(want).max())

@@ -280,7 +280,7 @@ class TestLayer:
 
     @ACTIVATIONS
     def test_gates_that_are_zero(self, activation, rng):
-        """Where the slope of relu is zero, whatever up is."""
+        """The slope of relu is zero at these gates, whatever up is."""
         case = mlp.case(rng, tokens=300, embed=64, hidden=72, with_rows=False, dtype=BF16)
         case.x[::3] = 0
         cotangent = random(rng, case.x.shape, BF16)

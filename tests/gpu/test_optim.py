@@ -60,7 +60,7 @@ def check_accuracy(table, method, shape, rng):
 
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_bits_do_not_depend_on_the_list(method, rng):
-    """Neither on how many matrices there are, nor on which."""
+    """Bits depend neither on how many matrices there are, nor on which."""
     shapes = [(12, 256, 640), (520, 1032), (3, 136, 392), (40, 120, 1032), (2, 768, 2048)]
     matrices = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     call = jax.jit(lambda xs: orthogonalize(xs, method=method))

@@ -1,4 +1,4 @@
-"""What stays split over two GPUs has the values of one GPU, by kernels on each."""
+"""Results that stay sharded over two GPUs equal those of one GPU; each runs our kernels."""
 
 import jax
 import jax.numpy as jnp

@@ -101,7 +101,7 @@ def test_many_tiles_and_groups(rng):
 
 @pytest.mark.parametrize("sizes", [[9000], [40, 8900, 60], [0, 0, 8192, 0], [3000, 0, 1, 6000]])
 def test_unequal_groups(sizes, rng):
-    """From 4096 rows on, tiles of such groups are cut, in another part of the same kernel."""
+    """Tiles of such groups are cut from 4096 rows on, in another part of the same kernel."""
     m = 9000
     sizes = np.array(sizes, np.int32)
     lhs, rhs = operands(rng, m=m, k=520, n=776, g=len(sizes))

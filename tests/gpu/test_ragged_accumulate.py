@@ -21,7 +21,7 @@ from tests.support.ops import CONTRACTING, MAJORS, contracting, random, swap
 M, K, N, G = 776, 264, 520, 8
 CUT_M = 9000  # From 4096 rows on, tiles of unequal groups are cut.
 
-# What the plan may choose where the rows of neither operand are contiguous.
+# The plan may choose these where the rows of neither operand are contiguous.
 EVERY_TILE = pytest.mark.parametrize("tile", (DEFAULT_TILE,) + (PINGPONG_TILE,), ids=str)
 
 
@@ -64,7 +64,7 @@ def check(accumulator, lhs, rhs, sizes, offset=None, **options):
 
 
 def assert_untouched(out, accumulator, product):
-    """Where nothing is added, not a bit changes."""
+    """Not a bit changes where nothing is added."""
     alone = product.depth == 0
     bits = (np.asarray(x).view(np.uint32) for x in (out, accumulator))
     np.testing.assert_array_equal(*(x[alone] for x in bits))
@@ -80,7 +80,7 @@ def test_dtypes_and_majors(dtype, transpose_lhs, transpose_rhs, tile, rng):
 
 
 def test_is_the_rounded_sum_of_accumulator_and_product(tile, rng):
-    """To the last bit, where no tile is cut."""
+    """Results are exact to the last bit where no tile is cut."""
     accumulator, lhs, rhs = operands(rng)
     for sizes in (sizes_of.uniform(M, G), *(sizes_of.any_kind(rng, M, G) for _ in range(20))):
         product = contracting(
@@ -105,7 +105,7 @@ def test_any_group_sizes_of_other_majors(transpose_lhs, transpose_rhs, rng):
 
 
 def test_groups_without_rows_keep_every_bit(tile, rng):
-    """Those that an addition of zero would change too: of -0, subnormal numbers and NaN."""
+    """Accumulators hold -0, subnormals and NaN, whose bits an addition of zero may change."""
     accumulator, lhs, rhs = operands(rng, k=72, n=136)
     odd = np.array([0x80000000, 1, 0x807FFFFF, 0x7F800001, 0xFFC12345], np.uint32).view(np.float32)
     for sizes in sizes_of.zero_patterns(rng, M, G):
@@ -172,7 +172,7 @@ def test_group_offset(offset, local, rng):
 )
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_unequal_groups(sizes, dtype, tile, rng):
-    """Of a tile that is cut, the accumulator is added to one piece alone."""
+    """Only one piece of a cut tile adds the accumulator."""
     sizes = np.array(sizes, np.int32)
     arrays = operands(rng, m=CUT_M, k=520, n=776, g=len(sizes), dtype=dtype)
     check(*arrays, sizes, tile=tile)

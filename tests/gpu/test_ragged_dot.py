@@ -104,7 +104,7 @@ class TestGroupSizes:
     @pytest.mark.parametrize("transpose_rhs", [False, True])
     @pytest.mark.parametrize("n", [8, 16, 40, 64, 72, 88, 104, 128])
     def test_few_columns(self, op, n, transpose_rhs, tile, rng):
-        """Of weights that are fewer than two boxes, with odd numbers of tiles of rows."""
+        """Weights are narrower than two boxes, and the number of tiles of rows is odd."""
         lhs, rhs, _ = operands(op, rng, m=1300, k=392, n=n, g=5)
         tiles = [tile]
         if op is NONCONTRACTING and tile == NARROW_TILE:
@@ -245,7 +245,7 @@ class TestManyTiles:
     @MAJORS
     @pytest.mark.parametrize("out_dtype", [BF16, F32])
     def test_of_any_length(self, out_dtype, transpose_lhs, transpose_rhs, tile, rng):
-        """From none to dozens of steps, so that a processor's tiles begin in every stage."""
+        """Lengths range from none to dozens of steps, so that tiles begin in every stage."""
         m, groups = 8192, 85
         lhs, rhs, _ = operands(CONTRACTING, rng, m=m)
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, tile=tile)

@@ -198,7 +198,7 @@ def test_donated_c_is_updated_in_place(family, rng):
 @pytest.mark.parametrize("symmetrize", [False, True])
 @every(SIXTEEN_BITS[0], FLOAT32[-1], DOUBLE[0], DOUBLE[-1])
 def test_gradients(family, update, symmetrize, transpose, rng):
-    """Those of the kernels against those of the reference in no less than float32."""
+    """Compares the kernels' gradients with the reference's in float32 or wider."""
     dtype, wide = family.dtype, F32 if family.dtype == BF16 else family.dtype
     operands = tuple(family.draw(rng, (2, 136, 136)).astype(wide) for _ in range(3))
     weights = family.draw(rng, (2, 136, 136)).astype(wide)

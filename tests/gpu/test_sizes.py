@@ -299,7 +299,7 @@ def test_quantised_gradients_of_hidden(rng):
     got = jax.jit(partial(run, **KERNEL))(
         *(copies(x, size) for x in (*base, weights)), np.array([size], np.int32)
     )
-    # The same kernel on few rows is compared with float64 elsewhere.
+    # Other tests compare the same kernel on few rows with float64.
     for first in (0, size // 256 * 128, size // 128 * 128):
         rows = np.arange(first, min(first + 128, size))
         few = jax.jit(partial(run, **KERNEL))(

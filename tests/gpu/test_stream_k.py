@@ -28,7 +28,7 @@ M, K, N, G = 1500, 3400, 776, 6
 
 @pytest.fixture(params=[STREAM_K_TILE, NARROW_STREAM_K_TILE], ids=str)
 def tile(request) -> TileConfig:
-    """Those with a cut last wave."""
+    """Tiles whose last wave is cut."""
     return request.param
 
 
@@ -133,7 +133,7 @@ def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, tile, schedules, rn
 
 @pytest.mark.parametrize("k", [8, 64, 1408, 1416, 2048, 8200, 60000])
 def test_contracted_dimension(k, tile, rng):
-    """From a single step, where nothing is cut, to very many; multiples of the tile and others."""
+    """K ranges from one step, where nothing is cut, to very many, on and off the tile."""
     lhs, rhs = operands(rng, 700, k, 520, 3)
     for sizes in (sizes_of.multinomial(rng, 700, 3), sizes_of.tile_edges(rng, 700, 3)):
         out = jitted(lhs, rhs, sizes, tile=tile)
@@ -196,7 +196,7 @@ def test_same_inputs_give_the_same_bits(tile, schedules, rng):
 
 
 class TestWorkspace:
-    """Whatever memory holds when a launch begins, sums of the launch before included."""
+    """The workspace may hold anything when a launch begins, even sums of the launch before."""
 
     def memory(self, rng, tile, kind: str) -> np.ndarray:
         blocks = H200.multiprocessors

@@ -130,7 +130,7 @@ class TestStructure:
         assert_same(results("cuda"), results("xla"), 8)
 
     def test_shard_map(self, rng):
-        """On a mesh of one GPU, with replication checks: forward and gradients."""
+        """Forward and gradients run on a mesh of one GPU, with replication checks."""
         lhs, rhs, cotangent = operands(NONCONTRACTING, rng)
         sizes = sizes_of.multinomial(rng, M, G)
         mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))

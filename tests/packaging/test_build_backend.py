@@ -1,4 +1,4 @@
-"""What the build says that a machine lacks, before pip downloads compilers and headers."""
+"""The build names what a machine lacks before pip downloads compilers and headers."""
 
 from __future__ import annotations
 

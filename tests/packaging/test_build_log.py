@@ -1,4 +1,4 @@
-"""What the compiler said about each kernel, kept with the extension by the build."""
+"""The build keeps the compiler's messages about each kernel with the extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CUDA compiler the build takes, and what it says of those that it does not."""
+"""The choice of a CUDA compiler by the build, and its messages about those that it refuses."""
 
 from __future__ import annotations
 

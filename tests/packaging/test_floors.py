@@ -38,7 +38,7 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
-    """What a module imports of the package, in functions too."""
+    """The modules of the package that a module imports, in functions too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue

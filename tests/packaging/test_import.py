@@ -1,10 +1,10 @@
-"""What importing the package brings with it, beside JAX itself."""
+"""The modules that importing the package loads in addition to JAX."""
 
 import json
 import subprocess
 import sys
 
-# Of them all, how many modules of its own an import may load: it takes about a millisecond each.
+# The number of our modules that an import may load, at about a millisecond each.
 MOST_MODULES = 141
 
 PROGRAM = """

@@ -11,7 +11,7 @@ import pace_additions
 import pytest
 
 FFMA, FMUL, FADD, LDS = 0x223, 0x220, 0x221, 0x984
-# As ptxas wrote it: FFMA R201, R24, R107, R201, yields, one cycle, no reuse.
+# ptxas wrote this: FFMA R201, R24, R107, R201, yields, one cycle, no reuse.
 FFMA_OF_PTXAS = 0x000FC200000000C90000006B18C97223
 
 

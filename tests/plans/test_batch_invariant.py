@@ -1,4 +1,4 @@
-"""Which kernels run where the bits of a row may not depend on how many rows there are."""
+"""The kernels that run where a row's bits may not depend on the number of rows."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_a_sum_is_not_split_over_devices():
 
 
 def test_results_are_those_without(rng):
-    """On this platform the reference runs, which promises nothing of the bits."""
+    """The reference runs on this platform, and promises nothing about the bits."""
     lhs, rhs = random(rng, (40, 24), F32), random(rng, (3, 24, 16), F32)
     sizes = jnp.array([10, 0, 27])
     expected = jgg.ragged_dot(lhs, rhs, sizes)

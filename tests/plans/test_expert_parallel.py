@@ -1,4 +1,4 @@
-"""Which strategy a layer over several devices takes, and what is said about it."""
+"""The choice of a strategy for a layer over several devices, and what `explain` says of it."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ MIXTRAL = 4096, 4096, 14336, 8, 2
 class TestChoice:
     @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
     def test_two_devices_gather(self, layer):
-        """What is gathered from one other device is never more than what would be exchanged."""
+        """A gather from one other device never sends more than an exchange would."""
         assert choose(Shape(*layer, 2)).strategy == "all_gather"
 
     @pytest.mark.parametrize("devices", [2, 4, 8])
@@ -120,7 +120,7 @@ class TestBytes:
         assert one.sent_bytes == 3 * 8192 * 2048 * 2
 
     def test_exchanged_rows(self):
-        """Of k rows a token, those of the other devices travel."""
+        """Rows travel if their experts are on other devices, out of k rows a token."""
         one = predict(Shape(*QWEN, 4), "ragged_all_to_all")
         assert one.sent_bytes == 8192 * 8 * 2048 * 2 * 3 // 4
 

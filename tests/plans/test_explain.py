@@ -1,4 +1,4 @@
-"""What `explain` says of a function: which kernels, with which tiles, and why not."""
+"""`explain` of a function: which kernels, with which tiles, and why not."""
 
 import itertools
 from functools import partial

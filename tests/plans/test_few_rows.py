@@ -1,4 +1,4 @@
-"""Which expert MLPs take the kernel for groups of few rows, and what plans say of it."""
+"""The expert MLPs that take the kernel for groups of few rows, and their plans."""
 
 from functools import partial
 

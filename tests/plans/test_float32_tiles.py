@@ -1,4 +1,4 @@
-"""Which float32 products are split on their way to the tensor cores, and which in passes before."""
+"""The choice between splitting float32 operands in the kernel and in passes before it."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ MEASURED = [
     ((4, 1024, 240, 3456), 1.49),
     ((2, 1024, 576, 5632), 1.96),
 ]
-# Of the cases of h200_float32_default.json, at which both precisions stay with passes.
+# The cases of h200_float32_default.json at which both precisions stay with passes.
 LARGE = [(8, 4096, 7168, 4096), (8, 1024, 14336, 4096), (128, 512, 2048, 1536)]
 
 

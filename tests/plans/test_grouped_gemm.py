@@ -1,4 +1,4 @@
-"""What is planned for lists of products, and how `explain` tells it."""
+"""Plans for lists of products, and how `explain` reports them."""
 
 from functools import partial
 
@@ -51,7 +51,7 @@ def test_schedulers():
     assert launch.balance > device.launches[0].balance
     units = launch.schedule.reshape(-1, 2)
     units = units[units[:, 0] >= 0]
-    # Of 1024 by 1024 results there are 16 units, or 64 tiles that are units.
+    # 1024 by 1024 results have 16 units, or 64 tiles that are units.
     per_problem = 16 if launch.tile.cluster == 2 else 64
     assert len(np.unique(units, axis=0)) == len(units) == 20 * per_problem
 
@@ -72,7 +72,7 @@ def test_small_problems_take_small_tiles():
 
 
 def test_few_tiles_are_small_ones():
-    """Where every multiprocessor gets a tile or two, an H200 was faster with more of them."""
+    """An H200 was faster with more, smaller tiles where every multiprocessor gets a tile or two."""
     (launch,) = plan_of(FOUR_PROBLEMS).launches
     assert (launch.tile.tile_n, launch.clusters) == (128, 132)
 
@@ -173,7 +173,7 @@ class TestFp64TensorCores:
             assert steps((128, 60, 33, 60)) == 3
             assert steps((129, 60, 33, 60)) == 6
             assert steps((100, 60, 33, 60), (100, 60, 16, 60)) == 3 + 1
-            # Of 317 tiles, 53 come in a second round, after the shortest of the first.
+            # 53 of the 317 tiles come in a second round, after the shortest of the first.
             shapes = [(3, 512, 16, 512), (125, 60, 8, 60)]
             assert steps(*shapes, dtype=np.complex128) == 2
 

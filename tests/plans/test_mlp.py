@@ -1,4 +1,4 @@
-"""What plans say of the MLPs of experts."""
+"""Plans for the MLPs of experts."""
 
 import re
 from collections import Counter

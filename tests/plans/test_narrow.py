@@ -1,4 +1,4 @@
-"""Which products are computed in tiles of 128 columns."""
+"""The products that are computed in tiles of 128 columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, GROUPS = 8192, 8
 
 
 def noncontracting_plan(k, n, dtype=BF16, rows=ROWS, **options) -> jgg.Plan:
-    """That of weights [g, k, n], or [g, n, k] if rhs is transposed."""
+    """The plan for weights [g, k, n], or [g, n, k] if rhs is transposed."""
     weights = (GROUPS, n, k) if options.get("transpose_rhs") else (GROUPS, k, n)
     product = partial(jgg.ragged_dot, implementation="cuda", **options)
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, k), weights))
@@ -129,7 +129,7 @@ def test_has_half_the_room_for_sums_and_twice_the_utilization():
 
 @pytest.mark.parametrize("hidden", [64, 128, 136])
 def test_of_layers_gate_and_up_are_one_wide_product(hidden):
-    """Its columns are those of both, each in whole tiles of their own."""
+    """The joint product has the columns of both, each in whole tiles of their own."""
 
     def loss(x, wi_0, wi_1, wo, sizes):
         return jnp.sum(jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes).astype(F32))

@@ -1,4 +1,4 @@
-"""Which kernels multiply packed weights, where they are dequantised instead, and why."""
+"""The kernels that multiply packed weights, and the cases that dequantise them instead, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weight gradients are computed by consumers that take turns."""
+"""The weight gradients that ping-pong consumers compute."""
 
 from __future__ import annotations
 

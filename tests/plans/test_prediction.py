@@ -31,7 +31,7 @@ array = jax.ShapeDtypeStruct
 
 
 def ragged(shape, op, dtype, out_dtype, precision) -> jgg.Plan:
-    """Of a ragged product of operands that are not quantised; `_t` is for weights [g, n, k]."""
+    """The plan of a ragged product without quantised operands; `_t` is for weights [g, n, k]."""
     m, k, n, g = (shape[name] for name in ("rows", "k", "n", "groups"))
     sizes = array((g,), jnp.int32)
     kind, _, transposed = op.partition("_t")
@@ -91,7 +91,7 @@ def only(fn, *args, **kwargs) -> jgg.Plan:
 
 
 def plan_of(case: dict[str, Any]) -> jgg.Plan | None:
-    """What runs a recorded case, None if it is no product."""
+    """The plan that runs a recorded case, None if the case is no product."""
     op, shape, dtype = case["op"], case["shape"], case["dtype"]
     precision = None if case.get("precision") == "default" else case.get("precision")
     if op.startswith(("quantize", "fp8_step")):
@@ -118,7 +118,7 @@ def recorded() -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def times() -> dict[str, np.ndarray]:
-    """Of each file, [cases, 2]: predicted and measured microseconds."""
+    """Predicted and measured microseconds of each file, [cases, 2]."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name, case in recorded():
         plan = plan_of(case)
@@ -148,7 +148,7 @@ def test_ranks_all_recorded_products(times):
     "name", ["main", "majors", "fp8", "rank_k", "lists", "lists_float32", "float32_highest"]
 )
 def test_ranks_the_products_of_a_record(times, name):
-    """Those of one kind of operands take more nearly the same time than all of them."""
+    """Products of one kind of operands rank better than all products together."""
     assert rank_correlation(times[f"h200_{name}.json"]) >= 0.9
 
 
@@ -215,7 +215,7 @@ def test_sorts_are_those_of_their_records(choice):
 
 
 def case_of(choice) -> dict[str, Any]:
-    """What was measured with it."""
+    """Returns the recorded case that was measured with this choice."""
     name, wanted = choice.record
     cases = json.loads((RESULTS / name).read_text())["cases"]
     (case,) = (case for case in cases if case["case"] == wanted)

@@ -126,7 +126,7 @@ class TestExplain:
 @pytest.mark.parametrize(
     "shape, fine",
     [
-        # As 384 matrices of each shape were measured, 1024 rows being a draw.
+        # Measurements had 384 matrices of each shape; 1024 rows were a draw.
         ((384, 512, 2048), True),
         ((384, 640, 2048), True),
         ((384, 768, 2048), True),

@@ -27,7 +27,7 @@ def first_plan(op, *sizes, **options):
 
 
 def test_measured_sizes_lose_little():
-    """Of layers and matmuls that were measured both ways, none is much slower than the faster."""
+    """No layer or matmul that was measured both ways is much slower than the faster way."""
     factors = fallback.coefficients()
     cases = [fit.Case.of(pair) for pair in fit.read() if fit.is_recipe(pair)]
     assert len(cases) > 120

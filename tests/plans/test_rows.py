@@ -1,4 +1,4 @@
-"""Which kernels sort and move rows, from shapes alone."""
+"""The choice of kernels that sort and move rows, from shapes alone."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""Which tile 16-bit products have, and where the last wave of tiles is cut."""
+"""The tiles of 16-bit products, and the cuts of their last wave."""
 
 import math
 

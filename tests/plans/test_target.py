@@ -82,7 +82,7 @@ class TestGrid:
 
 @COUNTS
 class TestWorkspace:
-    """What the kernels use on a grid that fills the device."""
+    """The workspace that kernels use on a grid that fills the device."""
 
     def test_of_a_cut_last_wave(self, count, schedules):
         with jgg.use_tiles(forward=STREAM_K_TILE):
@@ -129,7 +129,7 @@ def test_of_a_device():
 
 
 class TestFirstLine:
-    """What is printed begins with what it is: a plan, for which device, and nothing ran."""
+    """The first line says that this is a plan, for which device, and that nothing ran."""
 
     def line(self, **options) -> str:
         for function, arguments in ((jgg.ragged_dot, operands()), (jnp.sin, [1.0])):

@@ -68,7 +68,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("op", OPS, ids=repr)
     def test_of_cotangents_by_operand(self, op):
-        """Also where lhs or rhs is not what dgrad and wgrad usually stand for."""
+        """Tiles follow the operand even where lhs or rhs is not the usual one of dgrad or wgrad."""
         lhs, rhs, out = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in op.shapes(M, K, N, G))
 
         def of_lhs(lhs, rhs, sizes, ct):
@@ -186,7 +186,7 @@ class TestTransforms:
 
         with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
             plans = jgg.explain(jax.grad(second, (0, 1)), LHS, RHS, SIZES).plans
-        # Those of dgrad's two operands and of wgrad's.
+        # These four compute the cotangents of dgrad's two operands and of wgrad's two.
         assert [plan.chosen_by for plan in plans].count("default") == 4
         assert {plan.tile for plan in plans if plan.chosen_by == "override"} == {A, B, C}
 
@@ -328,7 +328,7 @@ def test_flax_layer_needs_no_argument(recipe, counts):
 
 
 class TestProgramForH200:
-    """What reaches the kernels."""
+    """The tile sizes that reach the kernels in a compiled program."""
 
     @staticmethod
     def called(program: Program) -> dict[str, set[jgg.TileConfig]]:

@@ -1,4 +1,4 @@
-"""Which symmetric updates go to XLA because its products of whole matrices are faster."""
+"""The symmetric updates that go to XLA because its products of whole matrices are faster."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Which ragged products and lists go to XLA because its products are faster there."""
+"""The ragged products and lists that go to XLA because its products are faster there."""
 
 import re
 from functools import partial

@@ -19,7 +19,7 @@ def blocks(size):
 
 
 def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> np.ndarray:
-    """Where the rows of each local group start in the padded operands."""
+    """The first row of each local group in the padded operands."""
     rows = np.array(group_rows(sizes, 0, len(sizes), m))
     starts = BLOCK * np.cumsum([0, *blocks(rows[:, 1] - rows[:, 0])])
     index = np.clip(np.arange(local_groups) + offset, 0, len(sizes))
@@ -49,7 +49,7 @@ def test_rows_that_stay(tile, schedules, rng):
         )
         np.testing.assert_array_equal(tiles.owner, tiles.unit % clusters)
         tiles = tiles[tiles.n < n]
-        # What each tile adds where its rows begin, and takes away where they end.
+        # Each tile adds its steps where its rows begin and subtracts them where its rows end.
         steps = np.zeros((2, batches, -(-n // tile.tile_n), m + 1), int)
         begin = tiles.begin + tiles.m
         end = tiles.begin + np.minimum(tiles.m + tile.tile_m, tiles.extent)

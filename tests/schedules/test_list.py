@@ -114,7 +114,7 @@ def test_random_lists(tiles_of, tile, clusters, rng):
 
 @TILES
 def test_every_small_grid(tiles_of, tile):
-    """Of up to nine by nine tiles, with edges on and off the tile."""
+    """Grids have up to nine by nine tiles, with edges on and off the tile."""
     for rows in range(1, 10):
         shapes = [
             Shape(2, rows * tile.tile_m - cut, columns * tile.tile_n - cut, 8)
@@ -134,7 +134,7 @@ def test_large_results(tiles_of, tile):
 
 @TILES
 def test_python_numbers_the_units_as_the_kernel_does(tiles_of, tile, rng):
-    """What Python believes to be the tiles of a unit, on which their costs rest."""
+    """Python's costs depend on which tiles it believes a unit to have."""
     for shape in random_shapes(rng, 50, 1, 6000):
         rows, columns = list_schedule.raster(
             -(-shape.m // tile.tile_m), -(-shape.n // tile.tile_n), tile.cluster
@@ -147,7 +147,7 @@ def test_python_numbers_the_units_as_the_kernel_does(tiles_of, tile, rng):
 
 @TILES
 def test_the_device_takes_turns_back_and_forth(tiles_of, tile, rng):
-    """As Python's simulation of it does."""
+    """The device deals out units as Python's simulation does."""
     shapes = random_shapes(rng, 40)
     units = list_schedule.list_units(shapes, tile)
     clusters = most_clusters(tile)
@@ -162,7 +162,7 @@ def test_the_device_takes_turns_back_and_forth(tiles_of, tile, rng):
 
 
 class TestBalance:
-    """In the simulation, which knows what every tile costs."""
+    """Balance in the simulation, which knows what every tile costs."""
 
     @staticmethod
     def longest(shapes, tile=COMPILED[0]):
@@ -184,7 +184,7 @@ class TestBalance:
             assert longest_unit <= steps["longest first"] <= mean + longest_unit
 
     def test_longest_first_is_better_than_turns(self, rng):
-        """On average over lists, each sorted by falling k."""
+        """Longest-first is better on average over lists, each sorted by falling k."""
         ratios = {"in turn": [], "serpentine": []}
         for _ in range(20):
             shapes = sorted(random_shapes(rng, 79, 24), key=lambda s: -s.k)

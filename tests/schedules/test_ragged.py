@@ -313,7 +313,7 @@ def test_sizes_of_the_largest_ragged_dimension(schedule, compiled_tiles):
 
 
 def test_clusters_can_share_all_rows(schedule, compiled_tiles, rng):
-    """What a product needs that gathers them."""
+    """A product that gathers rows needs clusters that share all rows."""
     tiles = compiled_tiles("ragged_noncontracting")
     for i in range(1000):
         op = "ragged_contracting" if i % 2 else "ragged_noncontracting"

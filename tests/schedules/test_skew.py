@@ -32,7 +32,7 @@ PIECE_FIELDS = (
 def ranges_of(
     schedules, chains: int, length: int, clusters: int, longest: int | None = None
 ) -> np.recarray:
-    """Of chains that are one tile each, unless `longest` says otherwise."""
+    """Ranges of chains that are one tile each, unless `longest` says otherwise."""
     rows = schedules.chain_ranges(chains, length, length if longest is None else longest, clusters)
     return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
 
@@ -54,7 +54,7 @@ def check_chains(ranges: np.recarray, chains: int, length: int, clusters: int) -
     assert (later < by_chain.cluster[~lasts]).all()
     for _, own in itertools.groupby(ranges, key=lambda r: r.cluster):
         own = list(own)
-        # What a cluster may have to wait for comes last.
+        # A cluster computes last the range for which it may have to wait.
         assert all(r.end == END for r in own[:-1])
         assert all(a.chain < b.chain for a, b in itertools.pairwise(own))
 
@@ -75,7 +75,7 @@ def test_every_number_of_chains(clusters, length, schedules):
 
 @pytest.mark.parametrize("length", [514, 1026])
 def test_shares_are_nearly_equal(length, schedules):
-    """Where few chains are left over, or many, what is lost is little of all that there is."""
+    """Little time is lost, whether few chains are left over or many."""
     for chains in range(4, 8 * CLUSTERS):
         ranges = ranges_of(schedules, chains, length, CLUSTERS)
         loss = longest(ranges, length, CLUSTERS) - chains * length / CLUSTERS
@@ -348,7 +348,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, 24, room=0) == 0
 
     def test_hostile_sizes(self, schedules, rng):
-        """Whatever they are there is an answer, and the pieces are right."""
+        """Any sizes have an answer, and the pieces are right."""
         for _ in range(200):
             groups = int(rng.choice([1, 3, 40]))
             sizes = sizes_of.hostile(rng, 20000, groups)

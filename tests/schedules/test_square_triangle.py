@@ -71,7 +71,7 @@ def test_large_matrix(schedule, uplo):
 @UPLO
 def test_longest_first_and_back_and_forth(schedule, uplo, rng):
     stacks = [[3, 500, 4, 2], [2, 300, 20, 10], [5, 64, 9, 9]]
-    # What a block gets last, it computes first.
+    # A block computes first the tile that it gets last.
     in_order = np.roll(schedule(stacks, uplo, 64, blocks=1), -1)
     assert (np.diff(in_order["steps"]) <= 0).all()
     for blocks in (2, 7, 132):
@@ -85,7 +85,7 @@ def test_longest_first_and_back_and_forth(schedule, uplo, rng):
 
 
 def test_blocks_are_out_of_step(schedule):
-    """Those with a tile on the diagonal begin with it."""
+    """Blocks with a tile on the diagonal begin with it."""
     tiles = schedule([[16, 1024, 128, 64]], "lower", 128)
     first = tiles[tiles.turn == 0]
     assert 0.4 < np.mean(first.on_diagonal) < 0.7

@@ -136,7 +136,7 @@ class TestTiles:
     """The assignment together with tiles, whose number depends on the group sizes."""
 
     def pieces(self, op, step, schedules, problem: Problem, clusters: int) -> np.recarray:
-        """Those of a problem of as many steps, whatever the kernel's step is."""
+        """Pieces of a problem with the same number of steps, whatever the kernel's step is."""
         options = dataclasses.asdict(problem)
         del options["op"], options["align"], options["clusters"]
         options["k"] = options["k"] * step // TILE_K

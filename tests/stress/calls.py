@@ -50,7 +50,7 @@ class FfiCall:
     aliases: dict[int, int]
 
     def replace(self, **changes: Any) -> FfiCall:
-        """The same call with other fields."""
+        """Copies the call with other fields."""
         return dataclasses.replace(self, **changes)
 
     def lower(self) -> jax.stages.Lowered:

@@ -1,4 +1,4 @@
-"""What a trial is, and sizes and choices that trials draw."""
+"""The definition of a trial, and the sizes and choices that trials draw."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def side(rng: Rng, most: int, multiple: int = 1) -> int:
 
 
 def pick(rng: Rng, choices):
-    """One of them."""
+    """Draws one of the choices."""
     return choices[rng.integers(len(choices))]
 
 

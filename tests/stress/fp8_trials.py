@@ -11,7 +11,7 @@ from tests.support.dtypes import BF16, E4M3, E5M2, F16, F32
 from tests.support.fp8_products import fp8, scales
 from tests.support.ops import OPS, random
 
-# What FP8 operands of three bits cost, in products of normal values.
+# The error of FP8 operands of three bits in products of normal values.
 FP8_ERROR = 0.06
 
 

@@ -28,7 +28,7 @@ from benchmarks.harness.peer import on_gpu
 from tests.stress.calls import Aval, FfiCall, random_operand, valid_calls
 
 THREADS = 8  # that compile
-# What an access to memory that is not ours looks like; nothing can run after it.
+# The messages of an illegal memory access, after which nothing can run.
 FATAL = ("illegal", "misaligned", "unspecified launch failure", "ILLEGAL_ADDRESS", "LAUNCH_FAILED")
 DTYPES = (
     jnp.bfloat16, jnp.float16, jnp.float32, np.float64, np.complex64, np.int8, np.int32, np.int64,
@@ -48,7 +48,7 @@ OTHER_ATTRIBUTES: dict[type, list[Any]] = {
 
 
 def other_avals(aval: Aval) -> Iterator[tuple[str, Aval]]:
-    """What could be there instead, and how it differs."""
+    """Yields arrays that could replace this one, and how each differs."""
     shape, dtype = aval.shape, aval.dtype
     for i, size in enumerate(shape):
         for other in {0, 1, size - 1, size + 1, size + 3, 2 * size} - {size, -1}:
@@ -116,7 +116,7 @@ def compiled(call: FfiCall):
 
 
 def outcome(program, call: FfiCall, rng: np.random.Generator) -> dict[str, str]:
-    """What becomes of a call."""
+    """The outcome of a call."""
     if isinstance(program, Exception):
         return {"refused": first_line(program), "by": "compiler"}
     if program is None:
@@ -135,7 +135,7 @@ def attempts(
 ) -> Iterator[dict[str, Any]]:
     """Makes the calls one by one; says of each what it is, then what became of it.
 
-    With one thread nothing is compiled while a call runs.
+    Nothing is compiled while a call runs if there is one thread.
     """
     end = time.monotonic() + seconds
     rng = np.random.default_rng(seed)
@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS")
     parser.add_argument("--threads", type=int, default=THREADS, help="that compile")
     options = parser.parse_args(arguments)
-    # Of this process, since programs are compiled in threads of their own.
+    # Set this for the whole process, since programs are compiled in other threads.
     jax.config.update("jax_enable_x64", True)
     for line in attempts(options.seed, options.count, options.time_limit, options.threads):
         print(json.dumps(line), flush=True)

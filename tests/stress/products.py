@@ -18,12 +18,12 @@ from tests.stress.drawing import Trial
 from tests.stress.trials import trial
 
 THREADS = 8  # that trace, compile and judge
-# Of the time for products, what may pass before no further program is compiled.
+# The share of the time for products after which no further program is compiled.
 COMPILING = 0.7
 
 
 def digest(results: Any) -> bytes:
-    """What bits results have, all of them together."""
+    """A digest of the bits of all results together."""
     found = hashlib.blake2b()
     for leaf in jax.tree.leaves(results):
         array = np.ascontiguousarray(leaf)
@@ -124,7 +124,7 @@ class Products:
         }
 
     def failures(self) -> list[str]:
-        """Of all programs."""
+        """Returns the failures of all programs."""
         return [failure for program in self.programs for failure in program.failures]
 
 

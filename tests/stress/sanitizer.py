@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# With each of the 65 calls as it is, about 130: kernels are 20 to 50 times as slow.
+# About 130 with each of the 65 calls as it is: kernels are 20 to 50 times as slow.
 MISFITS = 65
 ERRORS_FOUND = 86  # the exit status
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
@@ -17,7 +17,7 @@ MOST_LINES = 12  # of a report that are kept
 
 
 def prefix(tool: str, log: Path) -> list[str]:
-    """What stands before the command.
+    """The words to put before the command.
 
     Raises:
       FileNotFoundError: compute-sanitizer is not installed.

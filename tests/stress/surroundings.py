@@ -30,7 +30,7 @@ Counts = dict[str, Any]
 ALL_RUNS = 3  # of every program in threads, little memory and company
 THREADS = 4
 GRAPH = {"xla_gpu_graph_min_graph_size": 1}
-# What stays free of the device's memory, and the smallest array that is worth allocating.
+# The device memory that stays free, and the smallest array that is worth allocating.
 FREE_BYTES, LEAST_BYTES = 96 << 20, 1 << 24
 MOST_FAILURES = 4  # to allocate what should be free
 NEIGHBOR_MEMORY = "0.08"
@@ -132,7 +132,7 @@ def little_memory() -> Iterator[int]:
         if not on_gpu():
             break
     taken = sum(x.size for x in held)
-    # What is freed is in pieces of any size, as it would be.
+    # Free pieces of any size, as a real program would.
     freed = 0
     while held and freed < FREE_BYTES:
         freed += held.pop().size
@@ -152,7 +152,7 @@ def _largest_size(halvings: int) -> int:
 
 
 def memory(programs: Sequence[Program]) -> Counts:
-    """With little memory left, and again when there is enough; no result may be a wrong one."""
+    """Runs with little memory left, and again with enough; no result may be wrong."""
     done, refused = 0, 0
     with little_memory() as taken:
         for program, index in all_runs(programs, ALL_RUNS):

@@ -212,7 +212,7 @@ def test_without_a_sanitizer_nothing_is_said_to_be_clean(monkeypatch):
 @pytest.mark.usefixtures("extension")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_calls_are_the_same_however_many_threads_compile(threads, monkeypatch):
-    """With one, none is compiled while another thread does anything."""
+    """With one thread, no program is compiled while another thread does anything."""
     busy = []
 
     def compiled(call):

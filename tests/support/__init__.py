@@ -1,1 +1,1 @@
-"""What tests have in common: judges, random inputs, stand-ins, compilation without a GPU."""
+"""Code that tests share: judges, random inputs, stand-ins, compilation without a GPU."""

@@ -16,11 +16,11 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# What XLA has to know of an H200 to compile for it.
+# The description of an H200 that XLA needs to compile for it.
 H200 = (Path(__file__).parents[1] / "data" / "h200_target_config.txtpb").read_text()
 ALIGNMENT = 256  # of every buffer in XLA's arena
 
-# What may stand beside the kernels in a program that does nothing else: none of it runs on the GPU.
+# Opcodes that run nothing on the GPU, so a program of kernels alone may have them too.
 FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
 
 

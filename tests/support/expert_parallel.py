@@ -40,7 +40,7 @@ def operands(rng, tokens=T, experts=E, top_k=K, embed=D, hidden=F, bias=None):
 
 
 def routing(experts, weights, num_experts=E) -> moe.Routing:
-    """Of choices that are given; a layer takes no more of the logits than their shape."""
+    """Routing for given choices; a layer uses only the shape of the logits."""
     logits = jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32)
     return moe.Routing(logits, experts, weights)
 
@@ -68,7 +68,7 @@ def with_gradients(function):
 
 @functools.cache
 def one_device_with_gradients(num_experts=E):
-    """The same function in all tests, so that it is compiled once for operands of equal shapes."""
+    """Returns one function for all tests, so that it is compiled once for equal shapes."""
     return with_gradients(one_device(num_experts))
 
 

@@ -22,7 +22,7 @@ from tests.support.updates import Update, check_double, check_real, triangle
 
 @dataclass(frozen=True)
 class Family:
-    """What one family multiplies, and how exact its results are."""
+    """The operands of one family of kernels, and how exact its results are."""
 
     dtype: Any
     precision: str | None = None
@@ -38,7 +38,7 @@ class Family:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a call has to say for this family to run."""
+        """The options of a call that make this family run."""
         options = dict(implementation="cuda")
         return options | dict(precision=self.precision) if self.precision else options
 
@@ -50,7 +50,7 @@ class Family:
 
     @property
     def schedulers(self) -> tuple[str, ...]:
-        """Those that make a difference."""
+        """The schedulers that make a difference."""
         return problem.SCHEDULERS[-1:] if self.is_double else problem.SCHEDULERS
 
     @property
@@ -114,7 +114,7 @@ class Kernel:
 
 
 def label(parameter) -> str | None:
-    """What stands for a parameter in the name of a test; None is what pytest makes of it."""
+    """The name of a parameter in a test's id; None leaves the name to pytest."""
     return repr(parameter) if isinstance(parameter, Family | Kernel | Update) else None
 
 
@@ -178,7 +178,7 @@ def check_update(
 ) -> None:
     """Runs an update of a random stack with random scales, and asserts that it is right.
 
-    What nothing may read is NaN: a triangle of c, and the c of a matrix whose beta is zero.
+    Elements that must not be read are NaN: a triangle of c, and c where beta is zero.
 
     Args:
       family: of the kernels.

@@ -122,7 +122,7 @@ def layer_of(library, model, bias, **options):
 
 
 def exact_layer(model, bias):
-    """The same in plain jax.numpy, one token and one expert at a time.
+    """Computes the layer in plain jax.numpy, one token and one expert at a time.
 
     Tokens that are not real get no further than their own results.
     """

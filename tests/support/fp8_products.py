@@ -49,7 +49,7 @@ def use_tile(tile):
 
 @partial(jax.jit, static_argnames=("preferred_element_type", "tile", "fast_accumulation"))
 def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
-    """Of rhs [groups, n, k], with a tile of the plan's choice unless one is given."""
+    """Multiplies by rhs [groups, n, k], with the plan's tile unless one is given."""
     with use_tile(tile):
         return jgg.scaled_ragged_dot(
             lhs,

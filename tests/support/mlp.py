@@ -61,7 +61,7 @@ CLIPPED = {  # alpha, limit, what is added to up
     "clamped_silu": (1.0, 10.0, 0.0),
 }
 ACTIVATIONS = (*UNCLIPPED, *CLIPPED)
-# Those whose sigmoid is of a polynomial of degree 3 at most, which all kernels have.
+# All kernels have these, whose sigmoid is of a polynomial of degree 3 at most.
 FUSED = ("silu", "gelu_tanh", *CLIPPED)
 
 STATIC = ("activation", "implementation", "recipe")  # options of `ragged_mlp` that are no arrays
@@ -99,7 +99,7 @@ class Case:
 
     @property
     def factors(self):
-        """What there are gradients of."""
+        """The operands that have gradients."""
         given = self.x, self.wi_0, self.wi_1, self.wo
         return given if self.weights is None else (*given, self.weights)
 

@@ -233,7 +233,7 @@ def check_paired_weights(
 ):
     """Two weight gradients as one product on random operands, of rows of tokens if there are any.
 
-    What no group owns is NaN, and rows that are not of a token are zero.
+    Rows that no group owns are NaN, and rows that have no token are zero.
     """
     groups = len(sizes) if groups is None else groups
     owned = owned_rows(sizes, offset, groups, m)

@@ -132,7 +132,7 @@ def swap(array, transpose: bool) -> np.ndarray:
 
 
 def accumulation_shapes(m, k, n, g, dtype=jnp.bfloat16):
-    """Of the operands of `ragged_dot_accumulate`."""
+    """Shapes of the operands of `ragged_dot_accumulate`."""
     lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
     return (
         jax.ShapeDtypeStruct(accumulator, jnp.float32),

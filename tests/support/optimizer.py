@@ -53,7 +53,7 @@ def garbage(rng, shape, dtype):
 
 
 def weights(rng, shape, dtype, parts=1, copy=None) -> list[Weights]:
-    """As many matrices as there are parts, with forms of garbage that they share."""
+    """Makes one matrix for each part; the parts share FP8 forms filled with garbage."""
     g, k, n = shape
     rows, blocks = -(-k // 128), -(-n // 128)
     pitch = n if parts == 1 else parts * blocks * 128

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass
 class Exact:
-    """An exact result and what its error bound needs, all of the result's shape.
+    """An exact result and the inputs of its error bound, all of the result's shape.
 
     Attributes:
       value: the float64 result.
@@ -152,7 +152,7 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
         # less lucky. Truncating every 16 products, always downwards, is what the hardware may do.
         rounding = unit * min(1, 0.5 + 2 / np.sqrt(value.size))
         bound = rounding + 2 * accumulator_unit * (1 + depth / 4) + product_error
-        # What the sum of errors of random sign, and the rounding of subnormal results, come to.
+        # This bounds the sum of errors of random sign, and the rounding of subnormal results.
         random = 2 * product_error * np.linalg.norm(exact.magnitude[block]) / np.sqrt(depth)
         bound += (random + smallest * np.sqrt(value.size)) / norm
         relative = np.linalg.norm(error[block]) / norm

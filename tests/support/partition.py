@@ -33,7 +33,7 @@ def mesh_of(axes: dict[str, int], kind=AUTO) -> jax.sharding.Mesh:
 
 
 def entered(mesh):
-    """As programs over explicit axes have it; those over auto axes mostly do not."""
+    """Enters an explicit mesh, as its programs do; programs over auto axes mostly do not."""
     explicit = AxisType.Explicit in mesh.axis_types
     return jax.set_mesh(mesh) if explicit else contextlib.nullcontext()
 
@@ -44,7 +44,7 @@ def put(mesh, arrays, specs):
 
 
 def collectives(compiled) -> list[tuple[str, tuple[int, ...]]]:
-    """What travels, and the shape of each result of it: combined ones have several."""
+    """Collectives by name and result shape; a combined collective appears once for each result."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     found = re.findall(rf"= (\(.*?\)|\S+) ({kinds})(?:-start)?\(", compiled.as_text())
     shapes = (

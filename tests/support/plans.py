@@ -12,7 +12,7 @@ from jax_grouped_gemm._src.ragged import primitive as ragged
 
 
 def how(plan: jgg.Plan) -> str:
-    """What computes it: "kernel" on the arrays as they are or on "copies", or what else."""
+    """Returns "kernel", "copies" if the kernel reads copies, or another computation's name."""
     if plan.kernel_problem is None:
         return plan.kernel.name
     return "copies" if plan.copies else "kernel"
@@ -32,7 +32,7 @@ def contracting_plan(
     precision=None,
     multiprocessors=None,
 ):
-    """That of lhs [m, k] and rhs [m, n], or their transposes, into [groups, k, n]."""
+    """The plan of lhs [m, k] times rhs [m, n], or their transposes, into [groups, k, n]."""
 
     def shape(a, b, transpose):
         return jax.ShapeDtypeStruct((b, a) if transpose else (a, b), dtype)

@@ -157,7 +157,7 @@ def cutlass_like(rng: np.random.Generator, count: int, multiple: int = 8) -> lis
 
 
 def any_list(rng: np.random.Generator, count: int, multiple: int, dtype, **scales) -> List:
-    """As in CUTLASS's tests, every layout, with stacks and empty problems among them, and with c.
+    """A list of every layout, with stacks, empty problems and c, as in CUTLASS's tests.
 
     Args:
       rng: where the operands come from.

@@ -76,13 +76,13 @@ def combine(rows, pairs: Pairs, weights=None):
 
 
 def combine_magnitude(rows, pairs: Pairs, weights=None):
-    """The same of magnitudes, to which errors are relative."""
+    """Combines magnitudes, to which errors are relative."""
     weights = None if weights is None else np.abs(weights)
     return combine(np.abs(np.asarray(rows, np.float64)), pairs, weights)
 
 
 def check_sorted(expert_order, experts, num_experts):
-    """That all three results are those of a stable sort."""
+    """Asserts that all three results are those of a stable sort."""
     experts = np.asarray(experts).reshape(-1)
     here = (experts >= 0) & (experts < num_experts)
     order = np.argsort(np.where(here, experts, num_experts), kind="stable")

@@ -13,7 +13,7 @@ from tests.support import oracle
 
 @dataclass(frozen=True)
 class Update:
-    """One of the functions."""
+    """One of the update functions."""
 
     name: str
     hermitian: bool
@@ -60,7 +60,7 @@ def _swap(x):
 
 
 def triangle(n: int, uplo: str) -> np.ndarray:
-    """Where the computed triangle is: bool [n, n]."""
+    """The mask of the computed triangle, bool [n, n]."""
     return np.tri(n, dtype=bool) if uplo == "lower" else np.tri(n, dtype=bool).T
 
 

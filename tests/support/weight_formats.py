@@ -37,7 +37,7 @@ def channels(codes, scales) -> np.ndarray:
 
 
 def threads():
-    """What each thread of a record holds.
+    """Yields the elements that each thread of a record holds.
 
     Yields (thread, step, pair, in_pair, column, row): the element at `row` and `column` of 64 x 64
     is in the low (0) or high (1) half of the register of that pair.
@@ -79,7 +79,7 @@ def record_of_8_bits(record) -> np.ndarray:
 
 
 def kernel_pairs(words, signs: int = 0x80008000, mask: int = 0x81C081C0) -> list[np.ndarray]:
-    """What a kernel makes of words of MXFP4: four words of two bfloat16 each."""
+    """Decodes words of MXFP4 as a kernel does, into four words of two bfloat16 each."""
     x, rest = np.asarray(words, np.uint32), mask & ~signs
     return [
         x & mask,

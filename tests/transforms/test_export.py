@@ -42,7 +42,7 @@ def loaded(program: bytes) -> jax.export.Exported:
 
 
 def project(x, weights: jgg.QuantizedWeights, group_sizes):
-    """As a server does it: rows are quantised when they come, weights were."""
+    """A server quantises rows as they come; weights are quantised in advance."""
     rows, scales = jgg.quantize_blockwise(x)
     return jgg.scaled_ragged_dot(
         *(rows, scales, weights.values_t, weights.scales_t, group_sizes),

@@ -1,4 +1,4 @@
-"""What reaches the kernels and what becomes of their results, with a stand-in for the kernels.
+"""The operands that reach the kernels, and their results, with a stand-in for the kernels.
 
 The stand-in computes from nothing but the operands and attributes of the call, so it shows that
 they say the same as the problem: majors, padding and dtypes. The kernels have GPU tests.

@@ -28,7 +28,7 @@ def compared(one, other):
 
 
 def unfused(x, wi_0, wi_1, wo, sizes, rows=None, weights=None, group_offset=None):
-    """The same of JAX's own derivatives."""
+    """Computes the MLP of separate products, which JAX differentiates itself."""
     x = x if rows is None else x[rows]
     dot = partial(jgg.ragged_dot, group_sizes=sizes, group_offset=group_offset)
     hidden = jax.nn.silu(dot(x, wi_0)) * dot(x, wi_1)

@@ -56,7 +56,7 @@ class TestExchange:
             assert_close(out, one)
 
     def test_two_exchanges_of_16_bits(self, kind, rng):
-        """For all leaves, and a sixteenth of their padded bytes each."""
+        """Two exchanges serve all leaves, each of a sixteenth of their padded bytes."""
         mesh = mesh_of(EIGHT, kind)
         for dtype in (jnp.bfloat16, jnp.float32):
             with entered(mesh):

@@ -1,6 +1,6 @@
 """Operations keep split what is split over devices: values, derivatives, types and collectives.
 
-Eight devices compute what one does. What travels between them is read from the compiled program.
+Eight devices compute what one does. Transfers between them are read from the compiled program.
 Operands are integers in float32, whose products and sums are exact, unless a function is not.
 """
 

@@ -1,4 +1,4 @@
-"""What is split stays split under JAX's transformations, and in programs of several kinds."""
+"""Sharded operands stay sharded under JAX's transformations, in programs of several kinds."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_without_shardy(rng):
 
 
 def test_operands_without_a_mesh(rng):
-    """On eight devices and not said where: the index of a loop's iteration, for example."""
+    """Operands may have no mesh on eight devices: the index of a loop's iteration, for example."""
     arguments = [integers(rng, *shape) for shape in PRODUCT]
     everywhere = NamedSharding(mesh_of(EIGHT), P())
     run = jax.jit(lambda x: x + ragged(*arguments))

@@ -65,7 +65,7 @@ def all_primitives(fn, *args) -> set:
 
 @pytest.mark.parametrize("known", [True, False], ids=["inverse known", "inverse unknown"])
 class TestDerivatives:
-    """In float64 against finite differences, to the second order in both modes."""
+    """Derivatives match finite differences in float64, to the second order in both modes."""
 
     def test_gather(self, known, pairs, rng):
         with jax.enable_x64(True):
@@ -119,7 +119,7 @@ def test_rows_with_several_tokens_have_the_sum_of_their_gradients(rng):
 
 
 def test_layers_move_rows_by_the_same_primitives(rng):
-    """As others, to the second order."""
+    """Layers move rows by the public operations' primitives, to the second order too."""
     sizes, rows = np.array([3, 4], np.int32), rng.integers(0, T, 7)
     matrices = jnp.ones((2, D, D))
 
@@ -136,7 +136,7 @@ def test_layers_move_rows_by_the_same_primitives(rng):
 
 
 def test_rows_are_added_up_in_their_order(rng):
-    """Where only they know their tokens: the sum in float32 from the first row to the last."""
+    """The sum in float32 goes from the first row to the last where only rows know their tokens."""
     rows = rng.integers(-1, T + 1, 5 * T)
     ct = rng.standard_normal((len(rows), D)).astype(np.float32)
     x = jnp.zeros((T, D))
@@ -356,7 +356,7 @@ def test_export(layer_operands, extension):
 
 
 def test_export_for_any_number_of_tokens(layer_operands, extension):
-    """With a symbolic dimension the reference runs, on a GPU too."""
+    """The reference runs for a symbolic dimension, on a GPU too."""
     (tokens,) = export.symbolic_shape("tokens")
     exported = export.export(
         jax.jit(gradients(layer)),

@@ -1,4 +1,4 @@
-"""What reaches the FP8 kernels if both operands are float8_e5m2, with a stand-in for the kernels.
+"""The calls that reach the FP8 kernels if both operands are float8_e5m2, with a stand-in.
 
 The stand-in computes from nothing but the operands and attributes of each call.
 """

@@ -1,4 +1,4 @@
-"""What `explain` says of split operands: what travels, how much, and what a device computes."""
+"""`explain` of sharded operands: which arrays travel, their bytes, and each device's work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer(x, logits, *matrices):
 
 
 def of_layer(function, mesh, *specs, tokens=M):
-    """What travels of a function of a layer's operands."""
+    """The transfers of a function of a layer's operands, according to `explain`."""
     with entered(mesh):
         shapes = [(tokens, K), (tokens, G), *LAYER[2:]]
         return jgg.explain(function, *split(mesh, shapes, specs)).transfers

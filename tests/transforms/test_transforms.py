@@ -217,7 +217,7 @@ SHARDINGS = {
 
 
 class TestShardMap:
-    """On four devices with check_vma: each way of sharding gives what one device gives."""
+    """Each way of sharding over four devices, with check_vma, gives what one device gives."""
 
     @pytest.fixture
     def shard_map(self):

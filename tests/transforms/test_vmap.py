@@ -173,7 +173,7 @@ class TestGradients:
         exact = op.exact_cotangents(lhs, rhs, sizes, cotangent)[RHS]
         want, magnitude = exact.value.sum(0), exact.magnitude.sum(0)
         assert got.dtype == jnp.bfloat16
-        # Of every element, one rounding to bfloat16 and those of a float32 sum.
+        # Every element may have one rounding to bfloat16 and those of a float32 sum.
         error = np.abs(np.asarray(got, np.float64) - want)
         assert (error <= 2**-8 * np.abs(want) + 2**-16 * magnitude).all()
 

@@ -11,7 +11,7 @@ namespace jgg::sm90 {
 
 // accumulators = alpha * accumulators + beta * C, for the half tile whose first element of C is
 // `c`, in a matrix of `pitch` columns, a multiple of 16 bytes. `rows` and `columns` of C are left
-// there. As in BLAS, C is not read where beta is zero.
+// there. C is not read where beta is zero, as in BLAS.
 template <class Output, class Accumulators>
 __device__ void scale_and_add(Accumulators& accumulators, float alpha, float beta, Output const* c,
                               int64_t pitch, int rows, int columns) {

@@ -101,7 +101,7 @@ class ScaledEpilogue {
 
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
-  // As many subtiles at a time as there are slots: barriers cost more than waiting for both.
+  // Fill all slots with subtiles at a time: barriers cost more than waiting for both.
   template <class Element>
   __device__ void store_subtiles(Slice const& sums, int slice) const {
     constexpr int kColumns = kRowBytes / sizeof(Element);

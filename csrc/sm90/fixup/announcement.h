@@ -1,4 +1,4 @@
-// How a thread block tells another one of the same launch that its partial sums are in memory.
+// A thread block tells another one of the same launch that its partial sums are in memory.
 //
 // A flag in the workspace does it only where a memset before each launch clears it, which takes 1
 // to 2 us (docs/notes/ragged.md): the workspace holds anything when a launch begins, the flags of

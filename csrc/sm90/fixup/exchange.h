@@ -30,7 +30,7 @@ inline __device__ void initialize_exchange(ExchangeBarriers& barriers) {
   }
 }
 
-// Called by a consumer whose slots no copy reads any more. Of the accumulators' two blocks of
+// A consumer calls this when no copy reads its slots any more. Of the accumulators' two blocks of
 // columns, block `rank` is returned with the other CTA's added.
 template <class Config, class Accumulators>
 __device__ auto exchange_halves(ExchangingStorage<Config>& shared, int consumer, int rank,

@@ -38,9 +38,9 @@ class FineMainloop : public CooperativeMainloop<Problem> {
   static_assert(Config::kStages % 2 == 0, "the steps of a pair are neighbours");
 
  public:
-  // Called by a warp, so that where things are is known to be the same for all lanes. What the
-  // cluster shares goes to both CTAs at once, as one box: of two operands each CTA loads one, of
-  // one it loads every other step.
+  // A whole warp calls this, so that addresses are known to be the same for all lanes. A shared
+  // operand goes to both CTAs of the cluster at once, as one box: each CTA loads one of two shared
+  // operands, or every other step of a single one.
   __device__ static void load(Params const& params, WorkTile const& work, int rank, Shared& shared,
                               Stage& stage) {
     bool const both = work.share == Share::kBoth;
@@ -77,7 +77,7 @@ class FineMainloop : public CooperativeMainloop<Problem> {
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, Overlap const& overlap, Products... products) {
     bool const pairs = Problem::pairs_steps(params, work);
-    // Of A B^T alone, A is in the lhs of even steps and in the rhs of odd ones: both are multiplied
+    // Without B A^T, A is in the lhs of even steps and in the rhs of odd ones: both are multiplied
     // at once.
     bool const at_once = pairs && params.one_product;
     multiply_described(uniform(pairs ? 1 : 0), uniform(at_once ? 2 : 1), work.k_tiles, shared,

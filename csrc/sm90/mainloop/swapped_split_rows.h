@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// For one of the threads that do.
+// The work of one thread that does this.
 //
 // WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
 // its K (t = thread % 4). Of weights that are contiguous along K these are four neighbours, which a

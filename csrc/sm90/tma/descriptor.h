@@ -1,4 +1,4 @@
-// TMA descriptors, built on the host. Those of ragged operands are exact for every group although
+// The host builds TMA descriptors. Ragged operands' descriptors are exact for every group although
 // they are built without knowing a single group size, so no descriptor is ever edited on the
 // device.
 #pragma once
@@ -26,8 +26,8 @@ struct TensorView {
 // Rows past which a ragged descriptor cannot count: the extent of its shifted row dimension.
 constexpr int kRaggedRows = 1 << 30;
 
-// Boxes are 128 bytes wide unless a tensor says otherwise, one swizzled row of shared memory. What
-// lies outside an array reads as zero and is not written.
+// Boxes are 128 bytes wide unless a tensor says otherwise, one swizzled row of shared memory.
+// Elements outside an array read as zero and are not written.
 
 // [outer, rows, columns], row-major. A box of `box_rows` rows is found at {column, row, outer}.
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,

@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.expert_parallel.options import Combine
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
     """[T, ...] of each device -> [sources * T, ...], by the transpose of what `combine` says.
 
-    The sources are in the order of the devices. With "ppermute" they begin with the device itself.
+    The sources are in the order of the devices. They begin with the device itself for "ppermute".
     """
     if not group.tokens:
         return x

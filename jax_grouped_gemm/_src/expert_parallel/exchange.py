@@ -125,7 +125,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
 
     def on_gpu(rows, route):
         empty = lax.empty if all_arrive else jnp.zeros
-        # Its type is that of the result.
+        # The buffer has the type of the result.
         buffer = vary_over(empty(like.shape, like.dtype), varying)
         # Mapped over, rows or a buffer need a route that is, too. XLA folds what this adds.
         nothing = sum(jnp.sum(x[:1, :1] != x[:1, :1], dtype=jnp.int32) for x in (rows, buffer)) * 0

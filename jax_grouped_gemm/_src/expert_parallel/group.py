@@ -56,7 +56,7 @@ class Group:
                     "jax.shard_map over that axis, or take moe.expert_parallel(mesh, ...)"
                 ) from error
         if not varying_axes(lax.axis_index(every)):
-            # With check_vma=False no type says anything.
+            # Types do not show varying axes with check_vma=False.
             return cls(experts, tensor, every)
         varying = varying_axes(*of_tokens)
         return cls(experts, tensor, tuple(name for name in every if name in varying))

@@ -118,7 +118,7 @@ class Dot:
 
     @classmethod
     def of(cls, rows: Any, matrices: Sequence[Any], groups: Any) -> Dot:
-        """With the share of the rows of all groups that those of the matrices [g, k, n] have."""
+        """Takes only the share of all groups' rows that belongs to the matrices [g, k, n]."""
         g, k, n = matrices
         return cls(g, rows * g // groups if is_static(rows, groups) and groups else 0, k, n)
 

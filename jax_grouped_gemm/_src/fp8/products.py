@@ -201,7 +201,7 @@ def _in_forms(quantize, *operands, plain, transposed, **params):
 def named(operands: Any, name: str) -> Any:
     """Quantised operands, any of which a policy of `jax.checkpoint` may save by name.
 
-    As bytes: what is saved as float8_e4m3fn comes back from JAX's reduce_precision with NaN for
+    They are saved as bytes: JAX's reduce_precision turns float8_e4m3fn into NaN for
     every number from 256 on.
     """
 

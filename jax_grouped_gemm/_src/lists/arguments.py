@@ -79,7 +79,7 @@ class MatrixLists:
     ) -> list[jax.Array]:
         """Returns alpha or beta as an array [g] of `dtype` for each entry.
 
-        With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
+        A number for a whole stack stays one, [1], if `keep_single`: XLA would write out [g] in a
         kernel of its own.
         """
         scales: Sequence[Any] = [scale] * len(self)

@@ -215,7 +215,7 @@ class MlpOperands:
         return dataclasses.replace(self, rows=rows, experts=experts.astype(self.dtype))
 
     def with_experts(self, **changes: jax.Array | None) -> MlpOperands:
-        """With other matrices or biases of those names."""
+        """Replaces the matrices or biases of these names."""
         return dataclasses.replace(self, experts=dataclasses.replace(self.experts, **changes))
 
 

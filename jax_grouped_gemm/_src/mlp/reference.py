@@ -86,7 +86,7 @@ class Products:
     ) -> jax.Array:
         """[m, k] with [m, n] -> [num_groups, k, n], a cotangent of weights.
 
-        With `is_limited` it fills `max_sms` multiprocessors at most.
+        It fills `max_sms` multiprocessors at most if `is_limited`.
         """
         return ragged_contracting(
             lhs,
@@ -170,7 +170,7 @@ def sums_of_groups(
             part = lax.reduce_precision(weights, bits.nexp, bits.nmant)
             columns.append(part.astype(dtype))
             weights = weights - part
-        # As many as TMA can address.
+        # Pad to 16 bytes of columns, which TMA needs.
         columns += [jnp.zeros_like(columns[0])] * (16 // dtype.itemsize - len(columns))
     sums = ragged_contracting(
         vary_over(jnp.stack(columns, axis=1), varying_axes(rows)),

@@ -62,7 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Layout:
-        """That of a primitive's parameters."""
+        """The layout that a primitive's parameters describe."""
         return cls(**{field.name: params[field.name] for field in dataclasses.fields(cls)})
 
     @property

@@ -176,7 +176,7 @@ class Transformed:
         return self.transformation.init(masters)
 
     def begin(self, masters, gradients, state, factor, applies):
-        # As wide as the weights: of what has 16 bits, Optax would add up squares in 16 bits.
+        # Widen gradients to the weights' dtype: Optax would add up squares of 16 bits in 16 bits.
         scaled = jax.tree.map(
             lambda g, w: g.astype(w.dtype) * factor.astype(w.dtype), gradients, masters
         )

@@ -227,7 +227,7 @@ class QuantizedArray:
         return cls(**rest, format=format, matrix=matrix)
 
     def _flat(self) -> Parts:
-        """With one leading dimension."""
+        """The arrays with all leading dimensions merged into one."""
         rank, count = len(self.leading), math.prod(self.leading)
         return jax.tree.map(lambda x: jnp.reshape(x, (count, *x.shape[rank:])), self._parts)
 

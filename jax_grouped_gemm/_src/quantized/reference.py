@@ -66,7 +66,7 @@ def _e2m1_times(codes: jax.Array, exponents: jax.Array) -> jax.Array:
     half = jnp.where(magnitude >= 2, magnitude & 1, 0)
     exponent = exponents + jnp.where(magnitude >= 2, magnitude // 2 - 1, -is_half)
     normal = exponent << 23 | half << 22
-    # With the leading bit, shifted to where the exponent is 0: no bit is lost at 2^-128.
+    # Shift the mantissa, leading bit included, to exponent 0: no bit is lost at 2^-128.
     subnormal = (1 << 23 | half << 22) >> jnp.clip(1 - exponent, 0, 2)
     bits = jnp.where(exponent < 1, subnormal, jnp.where(exponent > 254, 255 << 23, normal))
     bits = jnp.where(magnitude == 0, 0, bits)

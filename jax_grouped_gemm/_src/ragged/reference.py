@@ -85,7 +85,7 @@ def ragged_noncontracting(
             return tile_loop.noncontracting(dot, lhs, rhs, bounds)
 
         owned = jax.vmap(rows_between, (None, 0, 0))(num_rows, *bounds)
-        # With lhs as it is, XLA has no code for some 16-bit products on a CPU.
+        # Broadcast lhs, because XLA lacks code for some 16-bit products on a CPU without it.
         products = jax.vmap(dot)(lax.broadcast(lhs, (num_groups,)), rhs)  # [g, m, n]
         if num_groups == 1:
             # XLA does not see that there is nothing to choose.

@@ -248,7 +248,7 @@ def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
     """
     check_routing("mask_tokens", routing)
     is_real = checked_mask("mask_tokens", mask, "logits", routing.logits)[..., None]
-    # As int32, because -1 of an unsigned dtype would be an expert.
+    # Convert to int32, because -1 of an unsigned dtype would be an expert.
     experts = jnp.where(is_real, as_indices("routing.experts", routing.experts), -1)
     return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
 

@@ -1,4 +1,4 @@
-"""What expert MLPs and layers are made of, in 16 bits."""
+"""The launches of expert MLPs and layers, in 16 bits."""
 
 from itertools import product
 

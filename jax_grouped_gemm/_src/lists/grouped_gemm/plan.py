@@ -159,7 +159,7 @@ def _launch(
         if problem.sort_problems:
             # Longest tiles first, as CUTLASS recommends: short ones even out the end.
             order.sort(key=lambda i: -addressable.entries[i].k)
-        # As few launches as there can be, and none of them much smaller than the others.
+        # Make as few launches as possible, and none much smaller than another.
         count = cdiv(len(order), most)
         bounds = [len(order) * j // count for j in range(count + 1)]
         for part in itertools.starmap(slice, itertools.pairwise(bounds)):

@@ -114,7 +114,7 @@ class GroupedGemmProblem:
         return "" if self.working else "there is nothing to multiply"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """With rows of operands and of results that are multiples of so many elements."""
+        """Pads rows of operands and of results to multiples of so many elements."""
         of_operands, of_results = multiples
 
         def pad(entry: Entry) -> Entry:

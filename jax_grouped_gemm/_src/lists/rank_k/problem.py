@@ -103,7 +103,7 @@ class RankKProblem:
         return "" if launch_order(self) else "the results are empty"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """With rows of operands and of results that are multiples of so many elements."""
+        """Pads rows of operands and of results to multiples of so many elements."""
         of_operands, of_results = multiples
         # No more than the rows of the results need, unless the operands have rows of n.
         n_multiple = of_operands if self.transpose else of_results

@@ -110,7 +110,7 @@ GRADIENTS: Op = Op(
 
 
 def _composed(projections, dh, weights, group_sizes, *, layer, joined, implementation):
-    """As separate operations, which have batch dimensions."""
+    """Composes separate operations, which have batch dimensions."""
     found = hidden_gradients(layer, projections, dh, weights, implementation)
     quantize = functools.partial(
         reference.transposed,
