@@ -121,7 +121,7 @@ def expert_parallel_mlp(
         devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
         tokens again and multiplies them by wi_0 and wi_1 again; it keeps no gate and up either,
         which may have N times as many rows as on one device. "auto" is "rows" if copying tokens to
-        rows again would take more than 2 % of a step and buffers have room for at most twice the
+        rows again would take more than 1 % of a step and buffers have room for at most twice the
         rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
         recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
