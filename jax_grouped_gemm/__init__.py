@@ -1,19 +1,19 @@
 """Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else.
 
-Ragged matmuls, whose rows belong to groups with a matrix each (mixture of experts):
+Ragged matmuls. Rows belong to groups, and each group has its own matrix (mixture of experts):
 
 - `ragged_dot`, `ragged_dot_general`: drop-in replacements for `jax.lax`'s functions.
-- `ragged_dot_accumulate`: a weight gradient added to that of earlier microbatches.
-- `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): the MLPs of experts, activation and all.
+- `ragged_dot_accumulate`: adds a weight gradient to the sum over earlier microbatches.
+- `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): the MLPs of experts, activation included.
 
 In FP8:
 
-- `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through. MLPs of
-  experts take a recipe too, and weights that are quantised once: `quantize_mlp`.
+- `fp8_ragged_dot` with a `Recipe`: quantises and multiplies, and is differentiable. MLPs of experts
+  take a recipe too. `quantize_mlp` quantises their weights once for several calls.
 - `quantize_blockwise`, `quantize_weights`, `quantize_ragged`: values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
 
-Weights in 4 and 8 bits, which products take in place of arrays:
+Weights in 4 and 8 bits. Products take them in place of arrays:
 
 - `quantize`, `dequantize`, `from_codes`: a `QuantizedArray` in a `Format`.
 - `checkpoints`: readers of published files.
@@ -28,9 +28,9 @@ Which kernel runs, and where:
 
 - `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`, `Transfer`), `is_available`,
   `unavailable_reason`.
-- `use_tiles` (`TileConfig`): another compiled kernel than the one that is chosen.
+- `use_tiles` (`TileConfig`): overrides the choice of a compiled kernel.
 - `batch_invariant`: the bits of a row's result depend on no other row.
-- `check_groups`: group sizes and offsets are checked when a program runs.
+- `check_groups`: checks group sizes and offsets when a program runs.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
 Modules: `adapters` (for code that calls `jax.lax` or tokamax), `moe` (mixture-of-experts layers as

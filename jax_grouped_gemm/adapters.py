@@ -1,4 +1,4 @@
-"""Code that calls `jax.lax.ragged_dot` or tokamax, on the kernels of this package.
+"""Runs code that calls `jax.lax.ragged_dot` or tokamax on the kernels of this package.
 
 - `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are ours;
   `replace_lax_always` switches that on for good.
@@ -55,13 +55,13 @@ def replace_lax() -> Iterator[None]:
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    Takes the arguments of `jax.lax`, and some that it refuses; sizes that are negative or too large
-    count as in `ragged_dot`, and messages differ. Where no kernel runs, the pure JAX implementation
-    of this package does, or else JAX's own. `jax.export` of programs with kernels needs
-    `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
+    Accepts the arguments of `jax.lax`, and some that `jax.lax` refuses. Negative or too large sizes
+    are treated as in `ragged_dot`, and error messages differ. Where no kernel can run, the pure JAX
+    implementation of this package runs, or else JAX's own. `jax.export` of programs with kernels
+    needs `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
-      RuntimeError: the installed JAX builds these products in a way that is not known here.
+      RuntimeError: this package does not know how the installed JAX builds these products.
     """
     _intercept()
     with _is_replaced(True):
@@ -69,7 +69,7 @@ def replace_lax() -> Iterator[None]:
 
 
 def replace_lax_always(replace: bool = True) -> None:
-    """As `replace_lax`, for all threads and from now on, or no more.
+    """Switches the effect of `replace_lax` on or off, for all threads of the process.
 
     Args:
       replace: False undoes it.
@@ -95,16 +95,16 @@ def tokamax_ragged_dot(
     activation: Any = None,
     **options: Any,
 ) -> jax.Array:
-    """An implementation for tokamax's products, which tokamax calls with these arguments.
+    """An implementation of `tokamax.ragged_dot`, to be called by tokamax.
 
         tokamax.ragged_dot(x, w, sizes, implementation=[jgg.adapters.tokamax_ragged_dot, "xla"])
 
     Args:
-      lhs, rhs, precision, preferred_element_type, group_offset: as of `ragged_dot_general`.
+      lhs, rhs, precision, preferred_element_type, group_offset: see `ragged_dot_general`.
       group_sizes: an array, or tokamax's `GroupSizes`.
       ragged_dot_dimension_numbers: by default those of `ragged_dot`.
-      activation: None.
-      **options: None each.
+      activation: must be None.
+      **options: must each be None.
 
     Returns:
       The product.

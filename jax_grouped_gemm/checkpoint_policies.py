@@ -1,6 +1,7 @@
 """Rematerialisation policies for `jax.checkpoint` that keep the results of grouped matmuls.
 
-`jax.checkpoint_policies.dots_saveable` knows JAX's own dots only and recomputes ours.
+`jax.checkpoint_policies.dots_saveable` saves JAX's own dots only, and recomputes the products of
+this package.
 """
 
 from __future__ import annotations

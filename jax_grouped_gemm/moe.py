@@ -1,15 +1,15 @@
 """Dropless mixture-of-experts (MoE) feed-forward layers as pure functions.
 
 Every token is processed by its ``top_k`` best experts: there is no capacity, so no token is ever
-dropped and no row is ever padded. Tokens are sorted by expert, and the experts' matrices meet them
-in three ragged matmuls:
+dropped and no row is ever padded. Tokens are sorted by expert and multiplied by the experts'
+matrices in three ragged matmuls:
 
     logits = jnp.dot(x, gate, precision="highest")             # [..., D] -> [..., E]
     routing = moe.route(logits, top_k=2)                       # experts and weights [..., 2]
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
-GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts:
+GPT-OSS has biases and clips the inputs of the activation. Llama 4 weights the input of its experts:
 
     routing = moe.route(logits + gate_bias, top_k=4)
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
@@ -22,9 +22,9 @@ Everything is deterministic, differentiable to any order in both modes, and work
 scan, remat and shard_map.
 
 Rounding: gate and up are rounded to the dtype of the operands, with their biases added before. The
-hidden layer is computed from those rounded values in float32 at least, router weight included, and
-rounded once. So what is kept, what is computed again and what a kernel fuses agree, but for the
-accuracy to which a kernel computes the activation.
+hidden layer is computed from those rounded values in float32 at least, router weight included,
+and rounded once. So the hidden layer has the same values whether it is kept, recomputed or fused
+in a kernel, except for the accuracy of the activation in a kernel.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def gated_activation(
     Raises:
       TypeError: shapes or dtypes do not fit together, or `activation` is neither a name nor
         callable.
-      ValueError: `activation` is no name of one.
+      ValueError: `activation` is not the name of an activation.
     """
     activation = as_activation(activation)
     gate = as_array("gate", gate)
@@ -145,7 +145,8 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
     """Splits gate and up projections that alternate along an axis, as in checkpoints of GPT-OSS.
 
     Args:
-      gate_up: matrices [..., 2 F] or their biases, JAX or NumPy: gate, up, gate, up, and so on.
+      gate_up: matrices [..., 2 F] or their biases, JAX or NumPy, in the order gate, up, gate, up,
+        and so on.
       axis: the axis that has size 2 F.
 
     Returns:
@@ -153,7 +154,7 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
       axis they are the matrix of `gated_ragged_dot(..., concatenated=True)`.
 
     Raises:
-      TypeError: `gate_up` is no array, or has no such axis, or one of odd size.
+      TypeError: `gate_up` is no array, or `axis` is not one of its axes or has an odd size.
     """
     shape = getattr(gate_up, "shape", None)
     if shape is None:
@@ -193,50 +194,50 @@ def dropless_mlp(
       wi_0, wi_1: gate and up projections [E, D, F]. Without `wi_1` (None) a hidden layer is
         act(x wi_0).
       wo: down projections [E, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`,
-        gate and up of one format, which has no gradient. In the layout "packed", kernels read the
-        formats "mxfp4", "int4" and "int8" as they are if x is bfloat16; elsewhere matrices are
-        dequantised to the dtype of x in each call. With a recipe all of them may be of
-        the format "fp8_128x128" in the layout "rows", which products in FP8 read as they are.
+        which has no gradient. Gate and up must then have the same format. If x is bfloat16, kernels
+        read the formats "mxfp4", "int4" and "int8" in the layout "packed" directly; otherwise each
+        call dequantises the matrices to the dtype of x. With a recipe, all three may have the
+        format "fp8_128x128" in the layout "rows", which FP8 products read directly.
       biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
-      activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",
-        "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
+      activation: the function of gate and up, computed in at least float32: "silu", "gelu",
+        "gelu_tanh", "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
         sigmoid(1.702 gate) (up + 1)); "clamped_silu" (DeepSeek-V4: silu, both clipped at 10); a
         `moe.Activation` with other numbers; or an elementwise function of the gate.
       apply_router_weight_on_input: whether a router weight multiplies the expert's input, as in
         Llama 4, instead of its result.
       precision: as in `jax.lax.ragged_dot`.
       group_offset: scalar, the first expert that the weights hold, when they hold only a slice of
-        the experts. Other experts then contribute exactly zero, so under shard_map with
-        ``group_offset = axis_index * experts_per_device`` the sum over devices (``jax.lax.psum``)
-        is the whole layer.
+        the experts. Other experts then contribute exactly zero. So under shard_map with
+        ``group_offset = axis_index * experts_per_device``, the sum over devices (``jax.lax.psum``)
+        is the result of the whole layer.
       implementation: of the ragged matmuls: None, "cuda" or "xla" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
-      recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
-        gradient of the result, are then quantised once each. Differentiable once, in reverse mode.
-        In bf16 where that is predicted to be faster, see `jax_grouped_gemm.Recipe`.
-        None computes the matmuls in the dtype of their operands.
-      quantized: what `jax_grouped_gemm.quantize_mlp` returns for these weights and this recipe, to
+      recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the
+        gradient of the result are then quantised once each. The layer has first derivatives in
+        reverse mode only. It computes in bf16 where bf16 is predicted to be faster, see
+        `jax_grouped_gemm.Recipe`. None computes the matmuls in the dtype of their operands.
+      quantized: the result of `jax_grouped_gemm.quantize_mlp` for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
-      token_axes: the auto mesh axes along which the first dimension of `x` is split, one or
-        several, under `jax.jit` over a mesh: each device then computes its own tokens with whole
-        weights, which are gathered if they are split. None takes all auto axes whose product
-        divides that dimension; () leaves the layer to XLA, which computes every token on every
-        device. Explicit axes are in the types of arrays. Experts that are split are better off in
-        `expert_parallel`, which sends tokens to them instead of gathering matrices.
-      batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
-        tokens are in the call and however many, so that sampling and training agree: see
-        `jax_grouped_gemm.batch_invariant`. With a recipe everything is in FP8 then.
+      token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
+        under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
+        Weights that are split are gathered. None takes all auto axes whose product divides that
+        dimension; () leaves the layer to XLA, which computes every token on every device. Explicit
+        axes need no argument, because they are in the types of arrays. For experts that are split,
+        prefer `expert_parallel`, which sends tokens to the experts instead of gathering matrices.
+      batch_invariant: whether the bits of a token's result and of its gradient are independent of
+        the other tokens of the call and of their number, so that sampling and training agree: see
+        `jax_grouped_gemm.batch_invariant`. With a recipe, everything is then computed in FP8.
 
     Returns:
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
-      ValueError: `activation` is no name of one, or a recipe is given together with a precision or
-        with a function as the implementation, or `quantized` without a recipe, or `token_axes`
-        names no auto axis of the mesh or devices that do not divide the first dimension of `x`, or
-        `batch_invariant` together with a recipe of one scale for all tokens or with an
-        implementation that is "xla" or a function.
+      ValueError: `activation` is not the name of an activation; or a recipe is given together with
+        a precision, or with a function as the implementation; or `quantized` is given without a
+        recipe; or `token_axes` names no auto axis of the mesh, or axes whose product does not
+        divide the first dimension of `x`; or `batch_invariant` is given together with a recipe of
+        one scale for all tokens, or with an implementation that is "xla" or a function.
       NotImplementedError: `activation` closes over traced values where a recipe has forward and
         dgrad in FP8.
     """

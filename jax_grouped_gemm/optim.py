@@ -3,10 +3,9 @@
 `adamw` and `quantized` make an `Optimizer`, whose state has the FP8 weights of the next forward
 pass, written in the pass that updates the float32 weights.
 
-`muon` is momentum whose updates are orthogonalised, for all matrices of a model in grouped
-launches. Newton-Schulz orthogonalisation is made of symmetric products of small matrices and of
-products with the large ones. One launch computes each for every matrix of the model, whatever their
-shapes.
+`muon` is momentum with orthogonalised updates. Newton-Schulz orthogonalisation consists of
+symmetric products of small matrices and of products with the large ones. One launch computes such a
+product for all matrices of a model, whatever their shapes.
 
 Muon is described at https://kellerjordan.github.io/posts/muon/.
 """

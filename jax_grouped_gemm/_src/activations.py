@@ -59,9 +59,9 @@ class Activation:
     Attributes:
       function: a name ("silu", "gelu", "gelu_tanh", "relu", "relu2") or any elementwise function.
       alpha: for "silu", gate sigmoid(alpha gate).
-      limit: if given, gate is cut at `limit` from above and up to [-limit, limit].
+      limit: if given, gate is clipped to at most `limit`, and up to [-limit, limit].
       up_offset: added to up.
-      limit_after: whether `limit` cuts function(gate) instead of gate, as in Ling 3:
+      limit_after: whether `limit` clips function(gate) instead of gate, as in Ling 3:
         min(silu(gate), limit) clip(up, -limit, limit). No kernel fuses this.
     """
 

@@ -313,14 +313,15 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
             error, y = checkify.checkify(jax.jit(layer))(x, weights)
         error.throw()
 
-    Holds for `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`, `fp8_ragged_dot`, the
-    scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and all that call them
-    inside the context, Flax layers included. In `moe.dropless_mlp` a choice of an expert that does
-    not exist is a row without a group. Costs a few small kernels a product, and can decorate a
-    function.
+    The context covers `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`,
+    `fp8_ragged_dot`, the scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and
+    all that call them inside the context, Flax layers included. In `moe.dropless_mlp` a choice of
+    an expert that does not exist is a row without a group. The checks take a few small kernels for
+    each product. The context can decorate a function.
 
     Args:
-      unowned_rows: whether the sum may be less than the number of rows, as where rows are padding.
+      unowned_rows: whether the sum may be less than the number of rows, for example because of
+        padding.
 
     Raises:
       checkify.JaxRuntimeError: by a product outside of `jax.jit`, or by `error.throw()`, with

@@ -46,7 +46,7 @@ class Explanation:
 
     Attributes:
       plans: one for each grouped matmul.
-      device: what they are plans for, in words.
+      device: the device that the plans are for, in words.
       transfers: what the operations and layers of this package, and every `jax.shard_map`, move
         between devices.
     """
@@ -84,35 +84,36 @@ class Explanation:
 def explain(
     fn: Callable[..., Any], *args: Any, multiprocessors: int | None = None, **kwargs: Any
 ) -> Explanation:
-    """Traces `fn(*args, **kwargs)` and plans each grouped matmul found, nested ones included.
+    """Traces `fn(*args, **kwargs)` and plans each grouped matmul in it, nested ones included.
 
     The plans are those for a GPU of compute capability 9.0, whatever devices this process has; see
     `unavailable_reason` for what runs here. A matmul inside a loop is listed once.
 
-    Where arguments are split over several devices, the plans are those of what a device computes,
-    and `transfers` says what travels: an operand that is gathered, a result that is a sum over
-    devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto axes
-    XLA decides how operands are split, so that a program is compiled in which the operations of
-    this package compute nothing.
+    If arguments are split over several devices, the plans are for the work of one device.
+    `transfers` then lists the communication: operands that are gathered, and results that are
+    summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
+    axes XLA decides how operands are split. To find out, `explain` compiles the program, with
+    operations of this package that compute nothing.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
     Args:
       fn: the function, such as a loss or `jax.grad` of it.
-      *args: its arguments; `jax.ShapeDtypeStruct` does for an array, with `sharding=` if it is
-        split. An argument without shape and dtype, such as a string, is passed on as it is.
-      multiprocessors: how many the GPU has; by default as many as JAX's default device, if that can
-        run the kernels, and else 132, as an H200 and an H100 SXM have.
+      *args: its arguments. A `jax.ShapeDtypeStruct` may stand for an array, with `sharding=` if it
+        is split. An argument without shape and dtype, such as a string, is passed on unchanged.
+      multiprocessors: how many multiprocessors the GPU has. The default is the number of JAX's
+        default device if it can run the kernels, and otherwise 132, the number of an H200 and of an
+        H100 SXM.
       **kwargs: its keyword arguments, likewise.
 
     Returns:
-      An `Explanation` with a `Plan` for each grouped matmul: shapes and dtypes as operands are
-      stored, the kernel or what runs instead and why, tile, cluster, grid, workspace bytes, and the
-      predicted time with what bounds it, the tensor cores or memory. That is for the clock and the
-      memory of an H200 and for groups of equal size, without what launching takes. The products of
-      a ragged matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is
-      marked as overridden, see `use_tiles`. The first line of its text says that it is a plan,
-      and for which device.
+      An `Explanation` with a `Plan` for each grouped matmul. A plan has the shapes and dtypes of
+      the operands as they are stored, the kernel (or what runs instead, and why), tile, cluster,
+      grid, workspace bytes, the predicted time, and whether the tensor cores or memory limit it.
+      The prediction is for the clock and the memory of an H200 and for groups of equal size,
+      without the time of launching. The products of a ragged matmul are labelled forward, dgrad and
+      wgrad. A tile from `use_tiles` is marked as overridden. The first line of the text says for
+      which device the plan is.
 
     Raises:
       TypeError, ValueError: `multiprocessors` is no integer, or not positive.

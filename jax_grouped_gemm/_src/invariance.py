@@ -35,21 +35,22 @@ RULE = "batch invariant: only kernels that sum along k in one order; no sum is c
 
 @contextlib.contextmanager
 def batch_invariant(enabled: bool = True) -> Iterator[None]:
-    """Context in which a row's results are the same bits whatever other rows are in a call.
+    """Context in which the bits of a row's results do not depend on the other rows of a call.
 
-    Holds for what this thread calls or traces inside, functions under `jax.jit` and layers of Flax
-    included, and for gradients with respect to rows even if those are computed outside. A jitted
-    function is traced and compiled again inside. Can decorate a function.
+    The context covers all calls that this thread makes or traces inside, also in functions under
+    `jax.jit` and in Flax layers. It covers gradients with respect to rows even if those are
+    computed outside. A jitted function is traced and compiled again inside. The context can
+    decorate a function.
 
         with jgg.batch_invariant():
             logits = model(tokens)
 
-    It is `batch_invariant=True` of every function of this package that has the argument, and holds
-    for `ragged_dot_general` too where its rows are not contracted. See "Batch invariance" in the
-    page on semantics for what is promised, and for what raises.
+    It has the effect of `batch_invariant=True` for every function of this package with that
+    argument, and also for `ragged_dot_general` if its rows are not contracted. The section "Batch
+    invariance" of the page on semantics has the guarantees and the errors.
 
     Args:
-      enabled: False ends it for what is called inside.
+      enabled: False switches batch invariance off inside the context.
 
     Raises:
       TypeError: `enabled` is no boolean.

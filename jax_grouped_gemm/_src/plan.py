@@ -253,22 +253,23 @@ class Plan(Generic[P]):
     Attributes:
       problem: what is computed.
       kernel: what computes it: a compiled kernel, `XLA`, several operations, or nothing.
-      reason: why no kernel computes it, or why one gets copies of arrays that TMA cannot address.
+      reason: why no kernel computes it, or why the kernel gets copies of arrays that TMA cannot
+        address.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
         rows a group, where parts are bfloat16, the precision of as many. 0 for other operands.
-      utilization: share of the tensor cores' work that is useful, from the tiles' edges and from
-        how tiles are dealt out, for groups of equal size. 0 without a kernel.
+      utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
+        at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
-      chosen_by: what the tile comes from: "default", the operation's choice, or "override", a tile
+      chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile
         given to `jax_grouped_gemm.use_tiles`.
       candidates: the compiled configurations that can run the problem, () without a kernel.
-      product: which product of a ragged matmul it is, None if it is a cotangent's own cotangent,
-        and of other operations.
-      notes: what else `explain` says.
+      product: which product of a ragged matmul it is; None for derivatives of second order and for
+        other operations.
+      notes: further text of `explain`.
     """
 
     problem: P

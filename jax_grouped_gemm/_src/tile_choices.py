@@ -80,12 +80,12 @@ def use_tiles(
 ) -> Iterator[None]:
     """Context in which ragged products take the given kernel configurations.
 
-    Holds for the products that this thread calls or traces inside, those of Flax layers and of
-    functions under `jax.jit` included, and for their gradients even if those are computed outside.
-    A jitted function is traced and compiled again for each set of choices it is called under.
-    An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
-    where neither says anything, plans have their default. Can decorate a function. Products that no
-    kernel runs (see `explain`), and symmetric updates, are not affected.
+    The context covers the products that this thread calls or traces inside, also in Flax layers and
+    in functions under `jax.jit`. It covers their gradients even if those are computed outside. A
+    jitted function is traced and compiled again for each set of choices. An inner context takes
+    precedence over an outer one. Choices that the inner one leaves out come from the outer one, or
+    else from the plans' defaults. The context can decorate a function. It does not affect symmetric
+    updates and products that no kernel runs (see `explain`).
 
     Args:
       forward: the configuration of all products that are called: `ragged_dot`,

@@ -24,13 +24,14 @@ class Transfer:
     """A transfer of one operation between devices; `str()` for reading.
 
     Attributes:
-      kind: "gathers", where each device has a part and gets the whole; "sums", where each device
-        has a term and gets the sum or a part of it; "sends", where devices exchange parts.
+      kind: "gathers": each device has a part and gets the whole. "sums": each device has a term and
+        gets the sum or a part of it. "sends": devices exchange parts.
       op: the operation, "jax.shard_map" for what is said in one, or the function of a layer.
       what: the array.
-      bytes: of the array that a device has after a "gathers", before it else.
-      devices: how many take part.
-      instead: what to use so that the array need not travel, empty where it has to.
+      bytes: the size of the array on a device, after the transfer for "gathers", before it
+        otherwise.
+      devices: the number of devices that take part.
+      instead: what to use to avoid the transfer; empty if it cannot be avoided.
     """
 
     kind: Literal["gathers", "sums", "sends"]

@@ -39,23 +39,24 @@ def quantize_params(
 ) -> dict[str, Any]:
     """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
 
-    A layer that finds its weights there does not quantise them. They change when parameters do, so
-    once in an optimiser step, however many microbatches and rematerialised passes it has:
+    A layer that finds its weights in this collection does not quantise them again. Call this
+    function when the parameters change, which is once in an optimiser step, whatever the number of
+    microbatches and rematerialised passes:
 
         quantized = quantize_params(params, recipe)
         y, losses = model.apply({"params": params, "quantized": quantized}, x)
 
     The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
-    `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
-    Parameters are not rounded to the `dtype` of a layer before they are quantised.
+    `variable_axes={"params": 0, "quantized": 0}`; a stack of parameters becomes a stack of
+    quantised ones. Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
-    Four kinds of layers read no quantised weights: those without a recipe, with a recipe whose
+    Four kinds of layers read no quantised weights: layers without a recipe, with a recipe whose
     `forward` or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are
-    no multiple of 128 features. Pass `params` without those layers.
+    not a multiple of 128 features. Pass `params` without these layers.
 
-    With a format in place of a recipe, for layers without one, weights are frozen, each a
-    `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may
-    be without them. The collection may also be written by hand, from a checkpoint:
+    For layers without a recipe, pass a format in its place. The weights are then frozen, and each
+    is a `jax_grouped_gemm.QuantizedArray`. Layers then do not read wi_0, wi_1 and wo, so "params"
+    need not contain them. The collection may also be written by hand, from a checkpoint:
     `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` at the place of the layer.
 
     Args:
@@ -78,7 +79,7 @@ def quantize_params(
 
 
 class TrainState(struct.PyTreeNode):
-    """Parameters, an optimiser of `optim` and its state, in the shape of Flax's `TrainState`:
+    """Parameters, an optimiser of `optim` and its state, with the interface of Flax's `TrainState`:
 
         state = TrainState.create(
             apply_fn=model.apply, params=variables["params"], tx=optim.adamw(1e-3, recipe=recipe)
@@ -167,15 +168,15 @@ class MoE(nn.Module):
         module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
         of `top_k` experts a token. `renormalize` must then be True.
       biases: whether experts have biases.
-      gate_bias: whether the router's logits have one.
+      gate_bias: whether the router's logits have a bias.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
-      kernel_init: initialiser of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning`
-        does, take the place of the above.
+      kernel_init: initialiser of wi_0, wi_1 and wo. If it names axes, as `nn.with_partitioning`
+        does, these replace the logical axes above.
       gate_init: initialiser of the router, likewise.
       bias_init: initialiser of all biases, likewise.
-      implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
+      implementation: what computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
       batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are

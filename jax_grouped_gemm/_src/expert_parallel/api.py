@@ -66,7 +66,7 @@ def expert_parallel_mlp(
 ) -> tuple[jax.Array, ExpertParallelStats]:
     """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
 
-    Called inside `jax.shard_map`, as one of N devices along `expert_axis`:
+    Call it inside `jax.shard_map`, on each of N devices along `expert_axis`:
 
         def layer(x, gate, wi_0, wi_1, wo):
             routing = moe.route(x @ gate, top_k=2)
@@ -76,19 +76,19 @@ def expert_parallel_mlp(
         specs = P("expert"), P(), P("expert"), P("expert"), P("expert")
         jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=(P("expert"), P()))
 
-    With "all_gather" tokens of all devices are gathered, each device computes what its experts have
-    to say to them, and partial results are added up where the tokens came from. With
-    "ragged_all_to_all" each row travels to its expert and back, which is less where tokens choose
-    fewer experts than there are devices. Only rows of experts that are here are moved and
-    multiplied. No row is dropped, and the host waits for nothing: buffers have room for the worst
-    case, whose end no kernel reads or writes but for zeros.
+    With "all_gather", every device gathers the tokens of all devices and computes its experts for
+    them. Partial results are added up on the device of each token. With "ragged_all_to_all", each
+    row travels to its expert and back. That sends less data if tokens choose fewer experts than
+    there are devices. Each device moves and multiplies only rows of its own experts. No row is
+    dropped, and the host never waits: buffers have room for the worst case, and kernels do not read
+    their unused end and only write zeros there.
 
-    Tokens that are the same along a mesh axis of the layer (their type does not vary over it) are
-    not gathered along it, and results are added up along it by a `psum`.
+    If tokens are replicated along a mesh axis of the layer (their type does not vary over it), they
+    are not gathered along that axis, and a `psum` adds up the results along it.
 
     Args:
-      x: this device's tokens [..., D], as many as all others have.
-      routing: of these tokens, the result of `moe.route` on logits [..., E] of all E experts.
+      x: this device's tokens [..., D]. All devices have the same number of tokens.
+      routing: the result of `moe.route` for these tokens, on logits [..., E] of all E experts.
       wi_0, wi_1: this device's experts [E/N, D, F]; without `wi_1` (None) a hidden layer is
         act(x wi_0). With `tensor_axis` F is this device's slice.
       wo: [E/N, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`, see
@@ -96,57 +96,59 @@ def expert_parallel_mlp(
       expert_axis: the mesh axis, or axes, along which experts are divided, in order.
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
-        faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
-        `expert_axis` and only there, and for GPUs of one process, which XLA needs for it by
-        default; on other platforms it is a reference that gathers. It has no derivative in forward
-        mode. Under `jax.vmap(spmd_axis_name=...)` it is that reference too, and "auto" gathers.
-      chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
-        case are so many times smaller; matrices are read, and their gradients added, as many times.
-        "auto" is one, which is faster.
-      buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
-        balanced experts; rows past it are dropped, those of a device's last experts first, and
-        counted in `overflow`. An expert drops the rows of the tokens that come last: with
-        "all_gather" in the order of devices, but with "ppermute" a device's own come first.
-      combine: how partial results travel to where they are added up, in float32 at least, in a
-        fixed order and with one rounding: "all_to_all" is one collective, "ppermute" one to every
-        other device. Tokens are gathered by the transpose, so that their gradients are added up
-        likewise. "auto" is "ppermute" for two devices and with `overlap`, and "all_to_all" else.
-      overlap: whether gradients of tokens travel beside the products of weights' gradients, or
-        before them; not with several chunks. "auto" has them beside products for two devices,
-        "ppermute" and one chunk. That is faster with collectives that need no kernels, which
-        `expert_parallel_compiler_options` asks XLA for; with NCCL's kernels it makes no difference
-        that could be measured.
-      save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
-        local rows, in buffers for as many as may come; "nothing", which gathers tokens again and
-        multiplies them with wi_0 and wi_1 again, since of those rows too there may be N times as
-        many as on one device. "auto" is "rows" where copying tokens to rows again would take more
-        than 2 % of a step and buffers have room for twice the rows of balanced experts at most, but
-        "x" in chunks and with a recipe.
-      max_sms: how many multiprocessors products fill at most beside which gradients of tokens
-        travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
-        in FP8 are not limited.
+        faster, see `explain_expert_parallel`. "ragged_all_to_all" needs tokens that differ along
+        `expert_axis` and along no other axis, and GPUs of one process, which is a default of XLA.
+        On other platforms, and under `jax.vmap(spmd_axis_name=...)`, a reference that gathers takes
+        its place. Under that `vmap`, "auto" is "all_gather".
+      chunks: into how many parts tokens are divided. The layer computes one part after the other.
+        More chunks make the buffers for the worst case smaller by that factor, but matrices are
+        read, and their gradients added, once for each chunk. "auto" is one, which is faster.
+      buffer_factor: None drops nothing. A number is the room for rows on a device, as a multiple of
+        the rows of balanced experts. Rows beyond it are dropped and counted in `overflow`. A device
+        drops the rows of its last experts first, and an expert drops the rows of its last tokens.
+        With "all_gather" tokens are in the order of devices, but with "ppermute" a device's own
+        tokens come first.
+      combine: how partial results travel to the device that adds them up. "all_to_all" is one
+        collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
+        fixed order, and rounded once. The transpose of this collective gathers the tokens, so
+        gradients of tokens are added up in the same way. "auto" is "ppermute" for two devices and
+        with `overlap`, and "all_to_all" otherwise.
+      overlap: whether gradients of tokens travel while weight gradients are computed (True), or
+        before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
+        one chunk. That is faster with copy engines, which `expert_parallel_compiler_options`
+        requests from XLA. With NCCL's kernels no difference was measured.
+      save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
+        devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
+        tokens again and multiplies them by wi_0 and wi_1 again; it keeps no gate and up either,
+        which may have N times as many rows as on one device. "auto" is "rows" if copying tokens to
+        rows again would take more than 1 % of a step and buffers have room for at most twice the
+        rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
+        recipe.
+      max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
+        NCCL's kernels can use the rest; None for all, which is right with copy engines. Products in
+        FP8 are not limited.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
-      quantized: what `jax_grouped_gemm.quantize_mlp` returns for this device's experts, see
+      quantized: the result of `jax_grouped_gemm.quantize_mlp` for this device's experts, see
         `moe.dropless_mlp`; not with `tensor_axis`.
-      batch_invariant: whether a token's result, and its gradient, have the same bits whatever other
-        tokens there are and over how many devices experts are divided, see `moe.dropless_mlp`. Each
-        row then travels alone, by "ragged_all_to_all", and a token's are added up in the order of
-        its choices, in float32 at least.
+      batch_invariant: whether the bits of a token's result and of its gradient are independent of
+        other tokens and of the number of devices, see `moe.dropless_mlp`. Each row then travels by
+        itself, by "ragged_all_to_all", and the rows of a token are added up in the order of its
+        choices, in float32 at least.
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
-      stats: the rows of each device, their largest share, and how many were dropped. They cost
-        nothing where they are not used.
+      stats: the number of rows of each device, the largest over the mean, and the number of dropped
+        rows. They cost nothing if they are not used.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
-      ValueError: an axis is none of the mesh, or an option is none; or `batch_invariant` together
-        with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or where rows
-        cannot travel; or `quantized` with `tensor_axis` or without a recipe.
+      ValueError: an axis is not one of the mesh, or an option is invalid; or `batch_invariant`
+        together with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or where
+        rows cannot travel; or `quantized` with `tensor_axis` or without a recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)

@@ -13,17 +13,17 @@ SUMS_IN_FLIGHT = {"xla_gpu_experimental_parallel_collective_overlap_limit": "16"
 
 
 def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Options of `jax.jit` with which the copy engines of GPUs send what a ppermute sends.
+    """Options of `jax.jit` with which copy engines of GPUs send the data of a ppermute.
 
-    A layer over two devices sends its tokens and results by ppermutes. NCCL does that by kernels,
-    which take multiprocessors from products and wait for places that products have taken; copy
-    engines are faster, and leave products alone. XLA asks only once a program, so that it is for
-    whoever compiles the whole step to say:
+    A layer over two devices sends its tokens and results by ppermutes. NCCL sends them with
+    kernels, which take multiprocessors from products and wait while products occupy them. Copy
+    engines are faster and need no multiprocessors. XLA has one such option for a whole program, so
+    pass it where you compile the step:
 
         step = jax.jit(train_step, compiler_options=moe.expert_parallel_compiler_options(mesh))
 
-    The same as XLA_FLAGS=--xla_gpu_collective_permute_mode=peer in the environment. GPUs that
-    cannot reach each other's memory, and those of other processes, still use NCCL.
+    XLA_FLAGS=--xla_gpu_collective_permute_mode=peer in the environment does the same. GPUs that
+    cannot access each other's memory, and GPUs of other processes, still use NCCL.
 
     Args:
       devices: a mesh or devices for which a program is compiled; by default those of JAX's default
@@ -38,13 +38,13 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
 def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
     """Options of `jax.jit` with which gradients are summed over GPUs while others are computed.
 
-    By default XLA has one collective in flight at a time, and so leaves the sums of all gradients
-    to the end of a step, where nothing hides them. With these options each sum starts when its
-    gradient is there:
+    By default XLA runs one collective at a time, so the sums of all gradients come at the end of a
+    step, where no computation overlaps with them. With these options each sum starts as soon as its
+    gradient is ready:
 
         step = jax.jit(train_step, compiler_options=moe.data_parallel_compiler_options(mesh))
 
-    The same as XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=16.
+    XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=16 does the same.
 
     Args:
       devices: a mesh or devices for which a program is compiled; by default those of JAX's default

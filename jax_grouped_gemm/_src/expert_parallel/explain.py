@@ -1,4 +1,5 @@
-"""`explain_expert_parallel`: what a layer over several devices would do, without any device."""
+"""`explain_expert_parallel`: how a layer over several devices would run, found out without
+devices."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ class ExpertParallelExplanation:
     """The ways that were compared; `str()` for reading.
 
     Attributes:
-      shape: of the layer, as one of its devices sees it.
-      chosen: what `expert_parallel_mlp` does.
+      shape: the sizes of the layer on one device.
+      chosen: the way that `expert_parallel_mlp` takes.
       others: the best of every other strategy.
-      batch_invariant: whether that leaves one strategy alone.
+      batch_invariant: whether batch invariance allows only one strategy.
     """
 
     shape: Shape
@@ -83,8 +84,9 @@ def explain_expert_parallel(
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
 
-    Times are predicted for balanced experts on H200 GPUs of one host, without what launching takes:
-    products at the speed of large ones, collectives as two of them measured.
+    Times are predicted for balanced experts on H200 GPUs of one host, without the time of
+    launching. Products are assumed to have the speed of large products. The speed of collectives
+    was measured on two H200.
 
     Args:
       tokens: T, of one device.
@@ -97,7 +99,7 @@ def explain_expert_parallel(
       strategy, chunks, combine, overlap, save, buffer_factor, batch_invariant: see
         `expert_parallel_mlp`.
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
-        copy engines send what a ppermute sends.
+        copy engines send the data of a ppermute.
 
     Raises:
       TypeError, ValueError: an argument has an unsuitable type, or the experts cannot be divided.

@@ -29,25 +29,27 @@ class Recipe:
     Attributes:
       forward: the product itself, "fp8" or "bf16".
       dgrad: the cotangent of lhs.
-      wgrad: the cotangent of rhs. In "bf16" nothing is quantised for it, which is the faster choice
-        for `fp8_ragged_dot` where groups are short: with 512 rows a group an FP8 product gains less
-        than its operands, transposed and quantised once more, cost. Layers quantise them on the
-        way, and are faster with "fp8".
-      forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
-      gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
-        e5m2 has more range within a block.
-      scaling: what shares a scale in the forward product and dgrad. The only choice is "blockwise",
-        1 x 128 of rows and 128 x 128 of weights. wgrad in FP8 has blocks of 1 x 128 along the rows
-        of a group. In layers, tokens and the gradient of what is summed up to tokens have one scale
-        a column instead, of all tokens, those without an expert here included.
+      wgrad: the cotangent of rhs. With "bf16" nothing is quantised for it. That is faster for
+        `fp8_ragged_dot` with short groups: with 512 rows a group, transposing and quantising the
+        operands again takes longer than an FP8 product saves. Layers quantise these operands in
+        other kernels, and are faster with "fp8".
+      forward_dtype: FP8 dtype of lhs and rhs. e4m3 is more precise than e5m2.
+      gradient_dtype: FP8 dtype of the result's cotangent. The range of e4m3 suffices, because each
+        block has a scale; e5m2 has more range within a block.
+      scaling: which elements share a scale in the forward product and dgrad. The only choice is
+        "blockwise": blocks of 1 x 128 of rows and 128 x 128 of weights. wgrad in FP8 has blocks of
+        1 x 128 along the rows of a group. In the wgrad of layers, tokens and the gradient of the
+        layer's result have one scale for each column instead. It is the scale of all tokens,
+        including tokens without an expert on this device.
       power_of_two_scales: rounds scales up to powers of two.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
-    Where weights of 16 bits are quantised in the call, a layer or an `fp8_ragged_dot` that is
-    predicted to train slower than in bf16 computes everything in bf16, and one that is predicted to
-    be slower without gradients computes the forward pass alone in bf16: see `explain`. Weights that
-    are quantised already, or an `implementation` that is asked for, are computed in FP8 always.
+    If a call quantises 16-bit weights itself, it may compute in bf16 instead. A layer or an
+    `fp8_ragged_dot` computes everything in bf16 if training is predicted to be slower in FP8. It
+    computes a forward pass without gradients in bf16 if only that is predicted to be slower in FP8.
+    `explain` says which is used. With weights that are quantised already, or with an explicit
+    `implementation`, everything is always computed in FP8.
 
     The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
     """
@@ -76,7 +78,8 @@ class Recipe:
 
     @classmethod
     def blockwise(cls, **options: Any) -> Recipe:
-        """DeepSeek-V3's: a scale for 1 x 128 of rows and 128 x 128 of weights."""
+        """DeepSeek-V3's recipe: one scale for each 1 x 128 block of rows and 128 x 128 block of
+        weights."""
         return cls(scaling="blockwise", **options)
 
 

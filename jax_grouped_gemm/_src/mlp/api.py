@@ -67,48 +67,51 @@ def ragged_mlp(
     through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
     in gradients, whatever they hold, NaN and infinity included.
 
-    Operands are promoted to one dtype first. In 16 bits one kernel computes gate, up and
-    activation, biases included, and of the backward pass one the gradients of gate, up and weights,
-    one the gradient of the rows of x, and one those of both projections. With few rows to a group,
-    as in decoding, kernels read tokens in place and add `bo` too; with narrow experts, those of
-    large groups read tokens in place. Everything else is composed of ragged products, and `explain`
-    says why. The result is the same but for the accuracy of the activation: gate and up are rounded
-    to the dtype of the operands, hidden is computed from those and rounded once.
+    Operands are promoted to one dtype first. In bfloat16, one kernel computes gate, up and
+    activation, biases included. The backward pass has one kernel for the gradients of gate, up and
+    weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
+    few rows in each group, as in decoding, kernels read tokens in place and add `bo` too. With
+    narrow experts and large groups, kernels also read tokens in place. All other cases are composed
+    of ragged products, and `explain` says why. Both ways give the same result, except for the
+    accuracy of the activation: gate and up are rounded to the dtype of the operands, and hidden is
+    computed from the rounded values and rounded once.
 
-    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x. Gate
-    and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps
-    neither computes both again. Second derivatives are those of the composition.
+    For the backward pass, x, gate, up, weights, rows and the group sizes are kept, but no copied
+    rows of x. Gate and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`.
+    If a policy keeps neither, both are computed again. Second derivatives are composed of ragged
+    products.
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
       wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
-        activation(x wi_0), or, if `wi_0` is [g, D, 2 F], of the gate in its first F columns and of
-        the up projection in the others.
+        activation(x wi_0). If `wi_0` is then [g, D, 2 F], its first F columns are the gate and the
+        others the up projection.
       wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
         one format, see `moe.dropless_mlp`.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.
-      weights: [m], of each row, such as the router's, by default ones.
+      weights: [m], the weight of each row, such as the router's; by default ones.
       biases: of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The last
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
-        `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
-        those with names. With a function that closes over traced values, which have gradients too,
-        the layer is composed of its products.
+        `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels fuse
+        the named ones only. If a function closes over traced values, which get gradients too, the
+        layer is composed of ragged products.
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
-      recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
-        dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
-        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`. In bf16 where
-        that is predicted to be faster, see `Recipe`.
-      quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
+      recipe: computes the products in FP8. The MLP then has first derivatives in reverse mode only.
+        With forward and dgrad in FP8, tokens are quantised before they are copied to rows, and
+        gate, up and x are kept for the backward pass as above. Other recipes are composed of
+        `fp8_ragged_dot`. The MLP computes in bf16 where bf16 is predicted to be faster, see
+        `Recipe`.
+      quantized: the result of `quantize_mlp` for these weights and this recipe, to quantise weights
         once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
-      batch_invariant: whether a row of the result, and of the gradient of `x`, has the same bits
-        whatever other rows are in the call, see `ragged_dot` and `fp8_ragged_dot`.
+      batch_invariant: whether the bits of a row of the result, and of the gradient of `x`, are
+        independent of the other rows of the call, see `ragged_dot` and `fp8_ragged_dot`.
 
     Returns:
       [m, D], in the dtype to which x and the matrices promote.
@@ -153,14 +156,15 @@ def gated_ragged_dot(
 ) -> jax.Array:
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
-    `ragged_mlp` without its down projection: for inference, and for layers with a backward pass of
-    their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
+    This is `ragged_mlp` without its down projection. Use it for inference, and for layers with
+    their own backward pass. Its derivatives are composed of ragged products, so prefer `ragged_mlp`
+    for training.
 
     Args:
       x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
       activation, precision, group_offset, implementation: likewise.
       recipe: likewise; hidden is not quantised.
-      quantized: the `wi` of what `quantize_mlp` returns.
+      quantized: the field `wi` of the result of `quantize_mlp`.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
       preferred_element_type: dtype of the result, by default that to which x and the matrices

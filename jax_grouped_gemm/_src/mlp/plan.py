@@ -113,12 +113,12 @@ PAIRED_KERNELS = (_of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b
 class MlpPlan(Plan[MlpProblem]):
     """How one operation of an MLP runs on a device of compute capability 9.0.
 
-    That is one kernel, or `COMPOSED` of ragged products and XLA's passes.
+    One kernel computes it, or it is `COMPOSED` of ragged products and XLA's passes.
 
     Attributes:
       epilogue: what the fused kernel does to its accumulators, in words.
-      gather: how rows of tokens get there: "in place", where the kernel reads them from the tokens;
-        "before", by a kernel that copies them; empty if x has the rows.
+      gather: how the kernel gets the rows of tokens: "in place", where the kernel reads them from
+        the tokens; "before", by a kernel that copies them; empty if x has the rows.
       target: the device.
       packed: the plans of the products of packed matrices: of gate and up, and of down.
     """

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 class MuonDimensionNumbers(NamedTuple):
     """The axes of a leaf that make up a matrix, as those of `optax.contrib`.
 
-    The other axes count matrices. By default matrices are the last two axes, where Optax has the
+    The other axes count matrices. By default a matrix is the last two axes; in Optax it is the
     first two.
     """
 

@@ -50,41 +50,43 @@ def orthogonalize(
     shardings: Sequence[NamedSharding | None] | None = None,
     implementation: Implementation = None,
 ) -> list[jax.Array]:
-    """U V^T of each matrix U S V^T, nearly: by Newton-Schulz iteration, without a decomposition.
+    """Approximates U V^T of each matrix U S V^T by Newton-Schulz iteration.
 
     On a GPU, the bits of a result depend on its matrix alone, not on the other matrices of a call.
 
-    Stacks that are split over devices along their leading axis stay where they are. Matrices that
-    are split inside, along rows or columns, are exchanged: each device gets some of them as a
-    whole, and afterwards its part of all results, in two all-to-alls for all matrices. Two devices
-    send each other large stacks in parts, by ppermutes, while they iterate on others, if the
-    program is compiled with `moe.expert_parallel_compiler_options`. float32 travels as bfloat16
-    where the iteration is in 16 bits: results are those of rounded matrices. There is no derivative
-    through an exchange.
+    Stacks that are split over devices along their leading axis are not moved. If matrices are split
+    along rows or columns, devices exchange the parts: each device gets some whole matrices, and
+    afterwards its part of all results. Two all-to-alls do so for all matrices. Two devices use
+    ppermutes and send large stacks in parts. With `moe.expert_parallel_compiler_options` they send
+    while they iterate on other parts. If the iteration is in 16 bits, float32 is sent as bfloat16,
+    so that results are those of rounded matrices. An exchange has no derivative.
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
-      steps: iterations, possibly traced. Five classic ones bring singular values above 0.002 of the
-        Frobenius norm into 0.68 to 1.21.
+      steps: iterations, possibly traced. Five iterations with "classic" coefficients bring singular
+        values above 0.002 of the Frobenius norm into the range 0.68 to 1.21.
       coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T: (a, b, c); or a
-        sequence of such triples, one for each iteration, whose number then counts for `steps`; or a
+        sequence of such triples, one for each iteration, whose length then replaces `steps`; or a
         name. "classic" is one triple, which Optax calls "standard"; "dion" and "polar_express"
         (arXiv:2505.16932, made for singular values up to 1.05) are five triples.
-      eps: added to the Frobenius norm by which every matrix is first divided.
-      dtype: what is multiplied; bfloat16, float16 and float32 take the CUDA kernel. float16 is as
-        fast as bfloat16 and eight times as accurate.
+      eps: added to the Frobenius norm. Every matrix is first divided by this sum.
+      dtype: dtype of the iteration. The CUDA kernels support bfloat16, float16 and float32. float16
+        is as fast as bfloat16 and eight times as accurate.
       method: "standard" multiplies each matrix in every step. "gram", Gram Newton-Schulz, iterates
-        on the Gram matrix, with fewer operations the less square a matrix is, and multiplies the
-        matrix after `restarts`; not in bfloat16, and not for a traced number of steps. "auto" takes
-        "gram" in float16 where the longer side is 1.2 times the shorter one or more.
-      restarts: of "gram": rising numbers of steps after which it starts again from the matrices, at
-        most three steps apart in 16 bits. None is after every second one, (3,) for five steps.
-        That is as accurate as "standard"; (2,) is as fast and several times less accurate.
-      scale: by which results are multiplied, one number or one for each entry of `matrices`.
+        on the Gram matrix, and multiplies the matrix only after `restarts`. The less square a
+        matrix is, the more operations this saves. It does not support bfloat16 or a traced number
+        of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
+        shorter one.
+      restarts: for "gram", increasing step numbers after which the iteration computes new Gram
+        matrices from the matrices. In 16 bits they are at most three steps apart. None restarts
+        after every second step, except for five steps, where it is (3,). That is as accurate as
+        "standard"; (2,) is as fast and several times less accurate.
+      scale: a factor of the results, one number or one for each entry of `matrices`.
       preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
         first step, which starts with larger singular values.
-      shardings: how each entry is split inside, a `NamedSharding` or None, of which JAX tells
-        nothing while a function is traced over auto axes. Over explicit axes types say so.
+      shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
+        it over auto axes, because a traced function cannot see how auto axes split its arguments.
+        Over explicit axes, types say so.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:

@@ -27,15 +27,14 @@ register_namedtuple_serialization(MuonState, serialized_name="jax_grouped_gemm.o
 
 
 def load_muon_state(state: State, checkpoint: Any) -> State:
-    """A state of an optimiser that continues from a checkpoint.
+    """Returns the state of an optimiser that continues from a checkpoint.
 
     Args:
       state: of the optimiser as it is now: `optimizer.init(params)`, alone or within a chain or a
         partition of Optax's.
-      checkpoint: what was saved: a state of `muon`, of `optax.contrib.muon` with the same dimension
-        numbers, or the `MuonState` of version 0.1, in the same place of the same chain; as the
-        objects themselves or as nested dictionaries and lists, which a checkpoint restores without
-        a target.
+      checkpoint: a saved state of `muon`, of `optax.contrib.muon` with the same dimension numbers,
+        or the `MuonState` of version 0.1, in the same place of the same chain. It may be the state
+        objects, or nested dictionaries and lists, as a checkpoint is restored without a target.
 
     Returns:
       A state like `state` with the arrays of `checkpoint`, in the dtypes of `state`.

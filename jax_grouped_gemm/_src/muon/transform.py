@@ -1,4 +1,4 @@
-"""Muon as a transformation of gradients, of Optax's own parts but for the orthogonalisation."""
+"""Muon as a transformation of gradients, made of Optax's parts except for the orthogonalisation."""
 
 from __future__ import annotations
 
@@ -56,21 +56,23 @@ def scale_by_muon(
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
     `optax.contrib.MuonState`; the coefficients in it are those of `ns_coeffs` and are not read.
-    Means are added up in float32 at least and keep their dtype, whatever the gradients have.
+    Means are added up in float32 at least. They keep their dtype, whatever the dtype of the
+    gradients.
 
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
       beta: decay of the mean of gradients.
       mu_dtype: of the mean of gradients; None: that of the parameters.
       nesterov: whether to look ahead by one gradient.
-      adaptive: whether updates are multiplied by their dot product with what was orthogonalised.
+      adaptive: whether updates are multiplied by their dot product with the mean gradient before
+        orthogonalisation.
       preconditioning: "frobenius" or "schatten", see `orthogonalize`. Optax's "spectral" and "aol"
         are not offered.
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
         of them, a prefix of the parameters' tree; or a function of the parameters that returns
         one. None: the last two axes.
-      shardings: `NamedSharding`s, or None, of parameters that are split over auto axes of a mesh
-        inside of matrices: a tree, a prefix of the parameters' tree. See `orthogonalize`.
+      shardings: a tree of `NamedSharding`s or None, a prefix of the parameters' tree, for matrices
+        whose rows or columns are split over auto axes of a mesh. See `orthogonalize`.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -163,7 +165,7 @@ def muon(
     restarts: Sequence[int] | None = None,
     implementation: Implementation = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon with AdamW for what is no matrix, in the words of `optax.contrib.muon`.
+    """Muon for matrices and AdamW for other leaves, with the arguments of `optax.contrib.muon`.
 
     A leaf [..., in, out] of two or more dimensions is a kernel that multiplies from the right, as
     in Flax, or a stack of them, such as the experts of a layer or the layers of a scan. Its update
@@ -172,8 +174,9 @@ def muon(
     which leaves get AdamW: embeddings and output heads should.
 
     With ``dtype=jnp.float32`` and float32 parameters the updates are those of `optax.contrib.muon`,
-    but for stacks of matrices: without dimension numbers Optax gives them AdamW. The state is
-    Optax's too; `load_muon_state` takes its checkpoints, and those of `muon` of version 0.1.
+    except for stacks of matrices, which get AdamW from Optax unless they have dimension numbers.
+    The state is Optax's too; `load_muon_state` takes its checkpoints, and those of `muon` of
+    version 0.1.
 
     Args:
       learning_rate: scale of the updates, or a function of the number of earlier updates.
@@ -186,7 +189,7 @@ def muon(
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay: AdamW's.
       adam_learning_rate: as `learning_rate`, for AdamW; None: the same.
       muon_weight_dimension_numbers: as for `scale_by_muon`; None for a leaf gives it AdamW. None
-        for all: the last two axes of leaves that have as many.
+        for all: the last two axes of leaves with two or more axes.
       consistent_rms: if given, orthogonalised updates are scaled by
         sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
       shardings: as for `scale_by_muon`.

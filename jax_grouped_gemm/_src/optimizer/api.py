@@ -55,30 +55,30 @@ register_namedtuple_serialization(
 class Optimizer:
     """An optimiser whose steps write the FP8 weights of the next forward pass.
 
-    It has `step` instead of Optax's `update`, because what Optax returns are differences, from
-    which weights would have to be made and quantised in passes of their own:
+    It has `step` instead of Optax's `update`. `update` returns differences, and separate passes
+    would have to add them to the weights and quantise the result:
 
         optimizer = optim.adamw(1e-3, recipe=recipe)
         state = optimizer.init(params)
         gradients = jax.grad(loss)(optimizer.compute_params(params), state.quantized, batch)
         params, state = optimizer.step(params, gradients, state)
 
-    Donate `params` and `state` to `jax.jit`: the kernels update all of it in place.
+    Donate `params` and `state` to `jax.jit`: the kernels update both in place.
 
-    `state.quantized` has the quantised weights at the names of the parameters, in nested
-    dictionaries: for leaves wi_0, wi_1 (if there is one) and wo of one node that fit each other, a
-    `QuantizedMlp` at the node, which is what `moe.dropless_mlp` and `ragged_mlp` take; for other
-    leaves a `QuantizedWeights`. Their bits are those that `quantize_mlp` and `quantize_weights`
-    make of the float32 weights.
+    `state.quantized` has the quantised weights in nested dictionaries, under the names of the
+    parameters. If leaves wi_0, wi_1 (optional) and wo of one node have matching shapes, the node
+    becomes a `QuantizedMlp`, which `moe.dropless_mlp` and `ragged_mlp` take. Every other leaf
+    becomes a `QuantizedWeights`. The bits are the same as those of `quantize_mlp` and
+    `quantize_weights` for the float32 weights.
 
     Attributes:
       rule: how weights change.
       recipe: that of the layers.
-      select: called with the names of a leaf, a tuple, and the leaf: whether it is quantised. The
-        others are updated in the same step.
+      select: a function of a tuple, the names of a leaf, and of the leaf. It returns whether the
+        leaf is quantised. Other leaves are updated in the same step.
       max_norm: if given, gradients are scaled down to this global norm, as
         `optax.clip_by_global_norm` does.
-      skip_nonfinite: whether a step of which a gradient is infinite or NaN changes nothing.
+      skip_nonfinite: whether a step changes nothing if a gradient is infinite or NaN.
       implementation: None takes the CUDA kernels where they can run and the reference elsewhere;
         "cuda" insists on the kernels; "xla" is the pure JAX implementation.
     """
@@ -101,7 +101,7 @@ class Optimizer:
     def init(self, params: Any) -> OptimizerState:
         """The state for `params`.
 
-        Parameters of 16 bits get a float32 copy in the state, which is what is optimised.
+        Parameters of 16 bits get a float32 copy in the state, and steps optimise this copy.
 
         Raises:
           TypeError: a chosen leaf is no stack of matrices, or of an unsuitable dtype.
@@ -111,7 +111,7 @@ class Optimizer:
         return OptimizerState(self.rule.init(masters), master, self._quantized(params, masters))
 
     def quantize(self, params: Any, state: OptimizerState | None = None) -> Any:
-        """`state.quantized` for `params`, as after a checkpoint was read that is without it.
+        """Returns `state.quantized` for `params`, for a checkpoint that was saved without it.
 
         Args:
           params: the parameters.
@@ -122,8 +122,8 @@ class Optimizer:
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
         """`params` with the quantised leaves in `dtype`, to differentiate a loss by.
 
-        Their gradients then have 16 bits too, which saves bytes in the step. Layers read the
-        quantised weights, and XLA removes what nobody reads.
+        Their gradients then have 16 bits too, so the step reads fewer bytes. Layers read the
+        quantised weights, so XLA removes the unused casts.
         """
         dtype = canonical_dtype("dtype", dtype)
 
@@ -149,8 +149,8 @@ class Optimizer:
           gradients: shaped like them, of any floating-point dtype. The kernels read bfloat16 and
             float32; others are converted first.
           state: from `init` or the last step.
-          factor: what gradients are multiplied by before anything else, such as the inverse of a
-            loss scale or of the number of microbatches. May be traced.
+          factor: gradients are first multiplied by this number, such as the inverse of a loss scale
+            or of the number of microbatches. May be traced.
           applies: whether to take the step; otherwise nothing changes. May be traced.
         """
         structure: Any
@@ -262,16 +262,16 @@ def adamw(
 ) -> Optimizer:
     """AdamW, named as `optax.adamw`, that writes FP8 weights in the pass that updates them.
 
-    One kernel reads gradient, moments and float32 weights, and writes moments, weights and their
-    FP8 forms: two bytes a parameter more than without those, where a pass of its own reads the
-    weights again.
+    One kernel reads gradient, moments and float32 weights, and writes moments, weights and FP8
+    weights. The FP8 weights add two bytes for each parameter. A separate pass would have to read
+    the weights again as well.
 
     Float32 results are those of `optax.adamw` to rounding. Moments are added up in float32.
 
     Args:
       learning_rate: a number or a function of the number of earlier steps. All numbers may be
         traced.
-      b1, b2: decays of the means of gradients and of their squares.
+      b1, b2: decay rates of the mean of gradients and of the mean of their squares.
       eps, eps_root: added to the root of the mean square, and under it.
       mu_dtype: of the mean of gradients, float32 (None) or bfloat16.
       weight_decay: a number or a function of the number of earlier steps; float32 weights times
@@ -279,15 +279,15 @@ def adamw(
       mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
         that returns one: which leaves decay. None: all.
       nesterov: whether to look ahead by one gradient.
-      recipe: that of the layers, with both products of rows in FP8.
+      recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
       select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
         of three dimensions or more.
       nu_dtype: of the mean of squares, float32 (None) or bfloat16.
       max_norm, skip_nonfinite, implementation: see `Optimizer`.
 
     Raises:
-      TypeError: `recipe` is none, a dtype is neither float32 nor bfloat16, or an option is no
-        boolean.
+      TypeError: `recipe` is not a `Recipe`, a dtype is neither float32 nor bfloat16, or an option
+        is not a boolean.
       ValueError: `recipe` has products of rows in bf16.
     """
     dtypes = {}
@@ -320,9 +320,10 @@ def quantized(
 ) -> Optimizer:
     """An Optax transformation whose updates are added in the pass that writes FP8 weights.
 
-    For chains of any transformations: `optax.MultiSteps`, `optax.inject_hyperparams`, `muon`. XLA
-    computes the updates, and one kernel reads them and the float32 weights, and writes weights and
-    FP8 forms. `adamw` saves the bytes of the updates.
+    The transformation may be any chain, such as `optax.MultiSteps`, `optax.inject_hyperparams` or
+    `muon`. XLA computes the updates. One kernel reads the updates and the float32 weights, and
+    writes the weights and the FP8 weights. `adamw` is faster, because it does not write updates to
+    memory.
 
         optimizer = optim.quantized(optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4)))
 
@@ -331,7 +332,7 @@ def quantized(
       recipe, select, max_norm, skip_nonfinite, implementation: see `adamw`.
 
     Raises:
-      TypeError: `transformation` has no such functions, or see `adamw`.
+      TypeError: `transformation` lacks one of these functions, or as for `adamw`.
       ValueError: see `adamw`.
     """
     for name in ("init", "update"):

@@ -40,10 +40,9 @@ def quantize(
         q = jgg.quantize(w, "mxfp4")
         y = jgg.ragged_dot(x, q, group_sizes)
 
-    One matrix after the other, so that temporaries are one matrix's. Do it once, when weights are
-    loaded: inside a training or decoding step it would be repeated in every step. Numbers are
-    rounded to the nearest, ties to even. A block, group or column with a number that is not finite
-    becomes NaN.
+    It quantises one matrix after the other, so temporary memory is for one matrix only. Call it
+    once, when weights are loaded, and not inside a training or decoding step. Numbers are rounded
+    to the nearest, ties to even. A block, group or column with an infinity or NaN becomes NaN.
 
     | format | a weight is | scale |
     |---|---|---|
@@ -56,15 +55,16 @@ def quantize(
     | "fp8_row" | float8_e4m3fn times s | of a row, float32 |
     | "fp8_tensor" | float8_e4m3fn times s | of a matrix, float32 |
 
-    The last three are rows of two FP8 operands, see `ragged_dot`, and have the layout "rows" only.
+    The last three formats are for products of two FP8 operands, see `ragged_dot`, and have only the
+    layout "rows".
 
     Args:
       x: [..., k, n], floating.
       format: its name, or a `Format`.
       group_size: of "int4": 32, 64 or 128, by default 128.
       zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
-      layout: "packed", which products of bf16 activations and quantised weights read, or "rows",
-        which products of two FP8 operands read. By default "packed", where the format has it.
+      layout: "packed" for products of bf16 activations and quantised weights, or "rows" for
+        products of two FP8 operands. The default is "packed" if the format has it.
       dtype: of the values of FP8 formats in the layout "rows", float8_e4m3fn or float8_e5m2.
 
     Raises:
@@ -94,7 +94,7 @@ def dequantize(q: QuantizedArray, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
     scale is rounded once. For int8 and FP8 it is rounded to float32 and then to `dtype`.
 
     Args:
-      q: what `quantize`, `from_codes` or `checkpoints` return.
+      q: a result of `quantize`, `from_codes` or `checkpoints`.
       dtype: floating.
 
     Raises:
@@ -114,14 +114,14 @@ def from_codes(
     """Packs codes that are quantised already; `QuantizedArray.unpack` is the inverse.
 
     Args:
-      codes: [..., k, n], one an element: uint8 in 0..15 for "mxfp4" and "int4", int8 for "int8",
-        float8_e4m3fn for "fp8" and "fp8_128x128".
+      codes: [..., k, n], one code for each element: uint8 in 0..15 for "mxfp4" and "int4", int8 for
+        "int8", float8_e4m3fn for "fp8" and "fp8_128x128".
       scales: [..., ceil(k / 32), n] uint8 exponents for "mxfp4", bfloat16
         [..., ceil(k / group_size), n] for "int4", float32 [..., n] for "int8" and "fp8", float32
         [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128".
       format: its name, or a `Format`.
       zero_points: of "int4", in the shape of its scales, integers in 0..15; None means 8.
-      group_size: of "int4", by default what the shape of the scales says.
+      group_size: of "int4", by default found from the shape of the scales.
 
     Raises:
       TypeError: an array has an unsuitable dtype or shape.

@@ -33,23 +33,24 @@ from jax_grouped_gemm._src.quantized.format import (
 class QuantizedArray:
     """Matrices [..., k, n] in a quantised format: a pytree of their arrays.
 
-    `quantize` and `from_codes` make one, and `checkpoints` reads them from files. Leading
-    dimensions are those of the arrays, so that `jax.lax.scan`, `jax.vmap`, slices of the experts
-    and `jax.shard_map` over them work as for an array of weights.
+    `quantize` and `from_codes` make one, and `checkpoints` reads them from files. All arrays have
+    the same leading dimensions. So `jax.lax.scan`, `jax.vmap`, slices of the experts and
+    `jax.shard_map` over these dimensions work as for an array of weights.
 
     Attributes:
       values: the elements as the format stores them.
       scales: those of groups or blocks, or None.
-      channel_scales: float32, those of columns, or None.
-      zero_points: uint8, those of groups, or None.
+      channel_scales: float32, the scales of columns, or None.
+      zero_points: uint8, the zero points of groups, or None.
       format: a `Format`, static.
-      matrix: k and n, of the slice where arrays are slices along k or n, as in `jax.shard_map`.
+      matrix: k and n. If the arrays are slices along k or n, as in `jax.shard_map`, these are the
+        sizes of the slice.
 
     Args:
       values, scales, channel_scales, zero_points: the arrays.
       format: a `Format`, or the name of one.
-      matrix: k and n. By default the last two dimensions of `values`, where the format does not
-        pack them.
+      matrix: k and n. By default the last two dimensions of `values`, if the format does not pack
+        them.
 
     Raises:
       TypeError: an array that the format needs is missing or has another shape or dtype.
@@ -166,10 +167,10 @@ class QuantizedArray:
     def unpack(self) -> Codes:
         """The codes [..., k, n], scales and zero points, as `from_codes` takes them.
 
-        Exact, but for the codes of blocks whose scale is NaN.
+        This is exact, except for the codes of blocks whose scale is NaN.
 
         Raises:
-          NotImplementedError: the format is stored as it is, and has nothing to unpack.
+          NotImplementedError: the format does not pack its values.
         """
         unpack = functions_of(self.format).unpack
         if unpack is None:
@@ -178,7 +179,8 @@ class QuantizedArray:
         return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
 
     def specs(self, spec: PartitionSpec) -> QuantizedArray:
-        """The `PartitionSpec` of every array where [..., k, n] is split as `spec` says.
+        """Returns the `PartitionSpec` of every array, for matrices [..., k, n] that are split as
+        `spec` says.
 
         For `jax.shard_map` and `jax.device_put`:
 
@@ -211,7 +213,7 @@ class QuantizedArray:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain arrays, for checkpoints: those that there are, and "format", JSON as uint8."""
+        """Plain arrays by name, for checkpoints. "format" is a JSON text as uint8."""
         text = json.dumps(as_json(self.format, self._whole)).encode()
         return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 

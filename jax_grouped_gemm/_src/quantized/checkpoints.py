@@ -1,4 +1,4 @@
-"""Readers of published checkpoints: their tensors as `QuantizedArray`s, codes unchanged.
+"""Readers of published checkpoints: they return `QuantizedArray`s with unchanged codes.
 
 Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. A
 matrix may have any leading dimensions: stack the experts first.
@@ -67,7 +67,7 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
             x, routing, *layer[:3], biases=layer.biases, activation="swiglu_oai"
         )
 
-    Gate and up alternate in the files; here they are two arrays.
+    Gate and up alternate in the files; the result has two arrays.
 
     Args:
       tensors: tensors by name, of Hugging Face's files ("model.layers.0.mlp.experts.
@@ -129,15 +129,15 @@ def gptq(
     """Weights [..., k, n] of a GPTQ checkpoint of 4 bits, as "int4".
 
     Args:
-      qweight: int32 [..., k / 8, n], eight codes along k a word, the lowest bits first.
+      qweight: int32 [..., k / 8, n]; each word has eight codes along k, the lowest bits first.
       scales: [..., groups, n]; rounded to bfloat16.
       qzeros: int32 [..., groups, n / 8], zero points along n, or None for 8.
       g_idx: [..., k], the group of every row, or None for k // group_size.
-      version: 1 where files hold a zero point less one, as "gptq" does; 2 for "gptq_v2".
+      version: 1 for "gptq", whose files store each zero point minus one; 2 for "gptq_v2".
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.
-      ValueError: `version` is neither, or g_idx is that of act-order, whose rows are permuted.
+      ValueError: `version` is neither 1 nor 2, or the rows are permuted by act-order (g_idx).
     """
     qweight, scales = _words("qweight", qweight), as_array("scales", scales)
     zeros = None if qzeros is None else _words("qzeros", qzeros)
@@ -163,7 +163,8 @@ def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedAr
     """Weights [..., k, n] of an AWQ checkpoint of 4 bits, as "int4" with zero points.
 
     Args:
-      qweight: int32 [..., k, n / 8], eight columns a word in the order 0, 2, 4, 6, 1, 3, 5, 7.
+      qweight: int32 [..., k, n / 8]; each word has eight columns in the order 0, 2, 4, 6, 1, 3, 5,
+        7.
       scales: [..., groups, n]; rounded to bfloat16.
       qzeros: int32 [..., groups, n / 8], zero points in the same order.
 
@@ -185,7 +186,7 @@ def compressed_tensors(
     """Weights [..., k, n] of a compressed-tensors checkpoint.
 
     Args:
-      tensors: those of one module by their names in it, stacked over experts:
+      tensors: the tensors of one module by name, stacked over experts:
 
         | `format` | tensors | here |
         |---|---|---|
@@ -194,12 +195,12 @@ def compressed_tensors(
         | "float-quantized" | `weight` float8_e4m3fn [..., n, k], `weight_scale` [..., n, 1] | "fp8" |
         | "mxfp4-pack-quantized" | `weight_packed` uint8 [..., n, k / 2], `weight_scale` uint8 [..., n, k / 32] | "mxfp4" |
 
-      format: that of the checkpoint's configuration.
+      format: the format in the checkpoint's configuration.
 
     Raises:
       KeyError: a tensor is missing.
       TypeError: a tensor has an unsuitable dtype or shape.
-      ValueError: `format` is none of these, or `weight_g_idx` is that of act-order.
+      ValueError: `format` is none of these, or the rows are permuted by act-order (`weight_g_idx`).
     """  # noqa: E501 - rows of a table
     known = ("pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized")
     checked_choice("format", format, known)
@@ -248,11 +249,11 @@ def compressed_tensors(
 
 
 def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
-    """Weights [..., k, n] of a checkpoint in FP8 as DeepSeek-V3's, as "fp8_128x128".
+    """Weights [..., k, n] of an FP8 checkpoint such as DeepSeek-V3's, as "fp8_128x128".
 
     Args:
       weight: float8_e4m3fn [..., n, k].
-      weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)], by which values are multiplied.
+      weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)], the factors of the values.
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.

@@ -45,10 +45,10 @@ class Format:
       scales: which elements share a scale; None where only columns have them.
       channel_scales: whether every column has a float32 scale.
       zero_points: whether groups have a zero point beside their scale.
-      layout: "packed" is what products of bf16 activations and quantised weights read; "rows" what
-        products of two FP8 operands read.
+      layout: "packed" for products of bf16 activations and quantised weights; "rows" for products
+        of two FP8 operands.
       values_rank: dimensions of `values` of one matrix.
-      version: of the layout. Arrays that were written in another one are refused.
+      version: of the layout. Arrays of another version are refused.
     """
 
     name: str

@@ -55,32 +55,33 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer; or, where rhs is in FP8 too, a
-        `QuantizedArray` of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
+      lhs: [m, k], floating point, complex or integer; or, if rhs is in FP8 too, a `QuantizedArray`
+        of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which has no
-        gradient. Kernels read "mxfp4", "int4" and "int8" as they are where groups have few rows of
-        bfloat16; else it is dequantised to the dtype of `lhs` in each call. Both operands may be in
-        FP8: rhs is in the layout "rows" then, of the format "fp8_128x128", "fp8_tensor", "fp8" or,
-        with `transpose_rhs`, "fp8_row". The product is not differentiable, and bfloat16 by default.
-        FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
+        gradient. Kernels read "mxfp4", "int4" and "int8" directly if groups have few rows of
+        bfloat16; otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in
+        FP8, rhs must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or,
+        with `transpose_rhs`, "fp8_row". The product is then not differentiable, and bfloat16 by
+        default. FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
-        means HIGHEST, never TF32: as accurate as float32. Elements below 2^-27 of the largest of
-        their group lose bits. With "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, tensor
-        cores add up all products, with about 14 bits of each sum, where no scale changes along k.
+        means HIGHEST, which never uses TF32 and is as accurate as float32. Elements below 2^-27 of
+        the largest element of their group lose bits. With "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two
+        FP8 operands, tensor cores add up all products and keep about 14 bits of each sum, if no
+        scale changes along k.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
-      out_sharding: of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA then
-        decides what each device computes; `jax.shard_map` leaves that to you.
+      out_sharding: sharding of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA
+        then decides what each device computes. Use `jax.shard_map` to decide it yourself.
       transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
-      batch_invariant: whether a row of the result, and of the gradient of `lhs`, has the same bits
-        whatever other rows are in the call and however many, see `batch_invariant` (the context).
-        A program for a GPU that no kernel can run then raises.
+      batch_invariant: whether the bits of a row of the result, and of the gradient of `lhs`, are
+        independent of the other rows of the call and of their number, see `batch_invariant` (the
+        context). If no kernel can run the call, a program for a GPU then raises.
 
     Returns:
       [m, n].
@@ -177,8 +178,9 @@ def ragged_dot_general(
 ) -> jax.Array:
     """Ragged matmul with any dimension order, in the three modes of `jax.lax.ragged_dot_general`.
 
-    The kind of the ragged dimension of `lhs` selects the mode, with b batch dimensions, x the
-    dimensions of the ragged one's kind that precede it, and `group_sizes` also allowed as [g]:
+    The kind of the ragged dimension of `lhs` selects the mode. Below, b are the batch dimensions,
+    and x are the dimensions before the ragged one that have the same kind. `group_sizes` may also
+    be [g]:
 
     1. Non-contracting: [b..., m..., k...], [g, b..., k..., n...], [b..., x..., g]
        -> [b..., m..., n...].
@@ -308,12 +310,13 @@ def ragged_dot_accumulate(
 ) -> jax.Array:
     """Adds a ragged product that contracts the rows, [m, k] and [m, n], to [g, k, n].
 
-    `accumulator[i]` plus the product of the rows of group i of `lhs`, transposed, and those of
-    `rhs`: the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent `rhs`, summed
-    up over microbatches. Products of bfloat16 or float16 are added to float32 accumulators in the
-    kernel, where they are: none is written to memory to be read and added later, and groups
-    without rows are neither read nor written. Donate the accumulator, or carry it through
-    `jax.lax.scan`: otherwise XLA copies it first. `explain` says where the kernel cannot add.
+    Result i is `accumulator[i]` plus L^T R, where L and R are the rows of group i of `lhs` and
+    `rhs`. L^T R is the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent
+    `rhs`, so that the function sums weight gradients over microbatches. The kernel adds products of
+    bfloat16 or float16 to float32 accumulators in place: it does not write a product to memory
+    first, and does not touch the matrices of groups without rows. Donate the accumulator, or carry
+    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if the kernel cannot
+    add.
 
     Args:
       accumulator: [g, k, n] of float32, float64, complex64 or complex128.

@@ -1,13 +1,13 @@
-"""Rows of a mixture of experts: sorted by expert, copied there, and added up on the way back.
+"""Moves rows of a mixture of experts: sorts by expert, copies tokens to rows, adds rows up.
 
-A token has k pairs, (token, choice). Row i of those sorted by expert is that of pair `order[i]`,
-which is token * k + choice, and the row of a pair is `inverse[token, choice]`.
+A token has k pairs, (token, choice). After sorting by expert, row i belongs to pair `order[i]` =
+token * k + choice, and the row of a pair is `inverse[token, choice]`.
 
 Operations copy bit by bit, add up in float32 (float64 of float64) in the order of the choices, and
-round once. An index that is out of range, negative ones included, is no row. `count` is the number
-of valid rows if not all are, an integer on the device: the CUDA kernels neither read nor write rows
-at or past it, whose contents are undefined in results and in cotangents. So a buffer for the worst
-case costs its addresses only.
+round once. An index that is negative or too large stands for no row. `count` is the number of valid
+rows, an integer on the device. The CUDA kernels neither read nor write rows at or past `count`; the
+contents of these rows are undefined in results and in cotangents. So a buffer for the worst case
+takes memory but no time.
 
 All moves are differentiable to any order; `dispatch` and `combine` are each other's transpose.
 """
@@ -41,12 +41,12 @@ def sort_by_expert(
     *,
     implementation: Implementation = None,
 ) -> ExpertOrder:
-    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows.
+    """Orders the (token, choice) pairs so that every expert owns one contiguous range of rows.
 
     Args:
-      routing: the result of `route`, or experts alone: integers [..., k], where those outside
-        [0, E) are not here. Their pairs come last and are not counted.
-      num_experts: E, for experts alone.
+      routing: the result of `route`, or only its experts: integers [..., k]. Experts outside [0, E)
+        are on other devices: their pairs come last and are not counted.
+      num_experts: E, if `routing` has only experts.
       implementation: see `gather_rows`. The kernel is a stable counting sort, in one launch for up
         to 4096 pairs and two for more.
 
@@ -93,15 +93,15 @@ def gather_rows(
     Args:
       x: tokens [T, ...] of any dtype.
       rows: integers [m], the token that each row is a copy of, such as `order // top_k`.
-      count: integer scalar, how many of the m rows are valid, by default all. The others are
+      count: integer scalar, how many of the m rows are valid, by default all. The other rows are
         undefined.
-      inverse: integers [T, k], where in `rows` each token is, every place once; negative ones or
-        those past the last are none. With it the kernel reads each token once and the gradient
-        with respect to `x` is `combine`. Without it XLA sorts the rows for the gradient and adds
-        them up in their order, which is slower.
+      inverse: integers [T, k], the positions of each token in `rows`. Each position occurs once;
+        indices that are negative or too large stand for no row. With `inverse` the kernel reads
+        each token once, and the gradient with respect to `x` is `combine`. Without it XLA sorts the
+        rows for the gradient and adds them up in their order, which is slower.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
-        "cuda" insists on the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and
-        float32, in pieces of 16 bytes if a token is a multiple of that.
+        "cuda" insists on the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and float32,
+        in pieces of 16 bytes if the size of a token is a multiple of 16 bytes.
 
     Returns:
       [m, ...], in the dtype of `x`.
@@ -143,13 +143,13 @@ def dispatch(
     count: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Copy tokens [T, ...] to their experts' rows [T*k, ...], sorted by expert.
+    """Copies tokens [T, ...] to their experts' rows [T*k, ...], sorted by expert.
 
     Args:
       x: see `gather_rows`.
       expert_order: the result of `sort_by_expert`.
       count: see `gather_rows`; `expert_order.group_sizes.sum()` leaves out pairs whose experts are
-        not here.
+        on other devices.
       implementation: see `gather_rows`.
 
     Raises:
@@ -183,7 +183,7 @@ def combine(
     count: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Sum the rows of every token: [m, ...] -> [T, ...], the transpose of `dispatch`.
+    """Sums the rows of every token: [m, ...] -> [T, ...], the transpose of `dispatch`.
 
     out[t] = the sum over c of weights[t, c] * rows[inverse[t, c]], for all choices with a row.
 
@@ -191,11 +191,11 @@ def combine(
       rows: [m, ...] of any dtype, floating point or complex with `weights`.
       expert_order: the result of `sort_by_expert`, of m = T*k pairs; or only its inverse, integers
         [T, k], of any number of rows.
-      top_k: k; there is no need to give it.
+      top_k: k; optional.
       weights: [T, k], floating point, by default ones.
-      order: integers [m], the pair t * k + c of every row, where only the inverse is given. With
-        it, no row may belong to two pairs, and the gradient with respect to `rows` is a gather, as
-        it is with the result of `sort_by_expert`. Without it the gradient is a scatter-add.
+      order: integers [m], the pair t * k + c of every row, if `expert_order` is only the inverse.
+        With `order`, no row may belong to two pairs, and the gradient with respect to `rows` is a
+        gather, as with the result of `sort_by_expert`. Without it the gradient is a scatter-add.
       count: see `gather_rows`.
       implementation: see `gather_rows`.
 

@@ -79,11 +79,11 @@ def route(
     top_groups: int | None = None,
     scale: ArrayLike = 1.0,
 ) -> Routing:
-    """Choose ``top_k`` experts a token from router logits [..., E].
+    """Chooses ``top_k`` experts for each token from router logits [..., E].
 
-    With ``renormalize`` the k weights of a token sum to one: a softmax over the chosen logits,
-    which equals softmax, top-k, then division by the sum (Mixtral, Qwen3, GPT-OSS). Without it they
-    are the chosen entries of the softmax over all experts (Switch, OLMoE).
+    With ``renormalize`` the k weights of a token sum to one. They are a softmax over the chosen
+    logits, which equals softmax, top-k, then division by the sum (Mixtral, Qwen3, GPT-OSS). Without
+    it the weights are the chosen entries of the softmax over all experts (Switch, OLMoE).
 
     Llama 4: ``scoring="sigmoid", renormalize=False``. DeepSeek-V2: ``renormalize=False,
     num_groups=8, top_groups=3, scale=16.0``. DeepSeek-V3: ``scoring="sigmoid",
@@ -95,22 +95,22 @@ def route(
     Args:
       logits: [..., E], floating point.
       top_k: experts a token.
-      renormalize: whether a token's weights are divided by their sum, those of a named scoring as
-        logarithms: they sum to one however far below zero all logits are.
-      scoring: what makes scores of logits: "softmax" over the experts, "sigmoid", "sqrt_softplus",
-        or any elementwise function. Weights are the scores of the chosen experts.
-      correction_bias: [E], added to the scores when experts are chosen and not to their weights.
+      renormalize: whether a token's weights are divided by their sum. For a named scoring the
+        division uses logarithms, so that weights sum to one even if all logits are far below zero.
+      scoring: the function from logits to scores: "softmax" over the experts, "sigmoid",
+        "sqrt_softplus", or any elementwise function. Weights are the scores of the chosen experts.
+      correction_bias: [E], added to the scores to choose experts, but not to the weights.
       num_groups: into how many groups of consecutive experts a token's choice is divided.
-      top_groups: how many of them it may choose from: those whose best expert has the largest
-        score, or, with `correction_bias`, whose two best have the largest sum.
-      scale: a number by which all weights are multiplied in the end.
+      top_groups: how many of these groups a token may choose from. They are the groups whose best
+        expert has the largest score or, with `correction_bias`, whose two best experts have the
+        largest sum.
+      scale: a number that multiplies all final weights.
 
-    Returns:
-      The choice of every token.
+    Returns: The choice of every token.
 
     Raises:
-      TypeError: logits, correction_bias or what scoring returns have an unsuitable dtype or shape,
-        scale is no real number, or another number no integer.
+      TypeError: logits, correction_bias or the result of scoring have an unsuitable dtype or shape,
+        scale is not a real number, or another number is not an integer.
       ValueError: top_k, num_groups or top_groups do not fit the number of experts, or no scoring
         has this name.
     """
@@ -234,10 +234,9 @@ def check_routing(function: str, routing: Routing) -> None:
 def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
     """The routing in which padding tokens visit no expert: their experts are -1, their weights 0.
 
-    Padding tokens take no work, are zero in the result of a layer and have no gradients.
-    `sort_by_expert` of this routing counts real tokens only, in `group_sizes` [E]. To
-    `jax_grouped_gemm.check_groups` padding tokens are rows without a group, which it allows with
-    ``unowned_rows=True``.
+    Layers do no work for padding tokens. Their results and gradients are zero. `sort_by_expert` of
+    this routing counts real tokens only, in `group_sizes` [E]. Padding tokens are rows without a
+    group, so `jax_grouped_gemm.check_groups` needs ``unowned_rows=True``.
 
     Args:
       routing: the result of `route`.
@@ -281,20 +280,20 @@ def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
 def load_balancing_loss(
     routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
 ) -> jax.Array:
-    """E * sum_e f_e p_e: f_e the share of choices, p_e the mean probability of expert e.
+    """E * sum_e f_e p_e, with f_e the share of choices and p_e the mean probability of expert e.
 
-    One for a balanced router, E for a router that sends everything to one expert, zero for no
-    tokens; gradients flow through p only. Equations 4 to 6 of Switch Transformers
-    (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models count the share of
-    tokens that choose an expert, k times as much: that is ``share_of="tokens"``, and what the
-    coefficients in their configurations are meant for. p is the softmax of the logits, whatever
-    the scoring.
+    The loss is one for a balanced router, E for a router that sends everything to one expert, and
+    zero if there are no tokens. Gradients flow through p only. Equations 4 to 6 of Switch
+    Transformers (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models use
+    the share of tokens that choose an expert, which is k times as large. ``share_of="tokens"`` does
+    so too, and fits the loss coefficients in their configurations. p is the softmax of the logits,
+    whatever the scoring.
 
     Args:
       routing: the result of `route`.
       share_of: "choices" or "tokens".
-      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens. These
-        count nowhere, whatever their logits are, and have zero gradients.
+      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens. The
+        loss ignores padding tokens, and their gradients are zero.
 
     Raises:
       TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.

@@ -35,7 +35,7 @@ MATRICES = ("wi_0", "wi_1", "wo")
 
 
 class Quantized(nnx.Variable):
-    """An array of an `MoE`'s quantised weights. Optimisers of `nnx.Param` pass it by."""
+    """An array of an `MoE`'s quantised weights. Optimisers of `nnx.Param` ignore it."""
 
 
 def quantize(model: nnx.Module, format: str | Format | None = None, **options: Any) -> None:
@@ -47,14 +47,15 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
 
         quantize(model, "mxfp4")
 
-    Without, it is for layers whose recipe is in FP8, and weights are quantised as the recipe says.
+    Without a `format`, the function quantises the layers whose recipe is in FP8, as the recipe
+    says.
 
-    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", with a `tensor_axis`, or
-    with slices along `fsdp_axis` that are no multiple of 128 features stay as they are.
+    Four kinds of layers then stay unchanged: layers without a recipe, with a recipe whose `forward`
+    or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are not a
+    multiple of 128 features.
 
-    A layer whose weights are quantised does not quantise them again: neither for each microbatch
-    nor where rematerialisation computes a layer again. Parameters change in an optimiser step, and
-    so must these:
+    A layer whose weights are quantised does not quantise them again, neither for each microbatch
+    nor in rematerialisation. Parameters change in an optimiser step, so quantise again after it:
 
         quantize(model)
 
@@ -64,10 +65,10 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
             optimizer.update(model, gradients)
             quantize(model)
 
-    They are variables of the type `Quantized`, one for each array, such as
+    The quantised weights are variables of the type `Quantized`, one for each array, such as
     `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
-    checkpoint. Stacked parameters, of layers under `nnx.scan`, are quantised as they lie. They are
-    quantised as they are, and not rounded to the `dtype` of a layer before.
+    checkpoint. A stack of parameters, of layers under `nnx.scan`, becomes a stack of quantised
+    ones. Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
     Args:
       model: a module.
@@ -143,11 +144,11 @@ class MoE(nnx.Module):
     """Dropless gated MoE feed-forward layer: [..., D] -> ([..., D], `moe.AuxiliaryLosses`).
 
     Parameters, with their logical axes (MaxText's names) in the ``out_sharding`` metadata:
-      gate.kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"),
-      wo [E, F, D] ("exp", "mlp", "embed"); with `biases` wi_0_bias and wi_1_bias [E, F]
-      ("exp", "mlp") and wo_bias [E, D] ("exp", "embed"), with `gate_bias` gate.bias [E] (None,).
-    The axes are annotations only: the constructor needs no mesh and shards nothing, so that a
-    layer can be made anywhere; read them with ``nnx.get_partition_spec`` under logical axis rules.
+      gate.kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"), wo [E, F,
+      D] ("exp", "mlp", "embed"); with `biases` wi_0_bias and wi_1_bias [E, F] ("exp", "mlp") and
+      wo_bias [E, D] ("exp", "embed"), with `gate_bias` gate.bias [E] (None,). The axes are
+      annotations only: the constructor needs no mesh and shards nothing. Read the axes with
+      ``nnx.get_partition_spec`` under logical axis rules.
 
     The router runs in float32 whatever ``dtype`` is.
 
@@ -163,14 +164,14 @@ class MoE(nnx.Module):
         module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
         of `top_k` experts a token. `renormalize` must then be True.
       biases: whether experts have biases.
-      gate_bias: whether the router's logits have one.
+      gate_bias: whether the router's logits have a bias.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo.
       gate_init: initialiser of the router.
       bias_init: initialiser of all biases.
-      implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
+      implementation: what computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize`.
       batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are

@@ -26,7 +26,7 @@ from jax_grouped_gemm.flax.nnx.layer import (
 class Optimizer(nnx.Module):
     """An optimiser of `optim` for a model, which refreshes the quantised weights of its layers.
 
-    It has the shape of `nnx.Optimizer`:
+    It has the interface of `nnx.Optimizer`:
 
         optimizer = Optimizer(model, optim.adamw(1e-3, recipe=recipe), wrt=nnx.Param)
 
@@ -35,9 +35,9 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    It quantises the weights of those layers whose weights `quantize` would, whatever `select` of
-    the optimiser says. The quantised weights are in the layers, as variables of the type
-    `Quantized`. Layers that share parameters share these too.
+    It quantises the weights of the layers that `quantize` would quantise, and ignores `select` of
+    the optimiser. The quantised weights are in the layers, as variables of the type `Quantized`.
+    Layers that share parameters share their quantised weights too.
 
     Attributes:
       step: how often `update` was called.
@@ -51,9 +51,9 @@ class Optimizer(nnx.Module):
       wrt: which variables are optimised, as for `nnx.grad`.
 
     Raises:
-      TypeError: `optimizer` is none.
-      ValueError: layers share some of their weights, but not all, or `wrt` leaves some out, or a
-        layer's recipe quantises weights otherwise.
+      TypeError: `optimizer` is not an optimiser of `optim`.
+      ValueError: layers share some of their weights but not all, or `wrt` leaves some weights out,
+        or a layer's recipe quantises weights differently from the optimiser's.
     """
 
     def __init__(self, model: nnx.Module, optimizer: optim.Optimizer, *, wrt: Any = nnx.Param):

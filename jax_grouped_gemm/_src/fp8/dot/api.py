@@ -55,27 +55,27 @@ def fp8_ragged_dot(
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n] of operands that are quantised to FP8.
 
-    Semantics of groups as for `ragged_dot`. Quantisation is not differentiated (straight-through):
-    the cotangents are those of the matmul, each computed from quantised operands as `recipe` says.
-    Reverse mode, first order. The operands of the backward pass are kept in FP8, under names that
-    `checkpoint_policies.quantized_operands_saveable` saves, so that rematerialisation does not
-    quantise again. Over auto mesh axes of several devices it keeps `lhs` itself, from which each
-    device quantises its own rows.
+    Groups have the semantics of `ragged_dot`. Quantisation is not differentiated
+    (straight-through): the cotangents are those of the matmul, computed from quantised operands as
+    `recipe` says. Only first derivatives in reverse mode exist. Operands are kept for the backward
+    pass in FP8. `checkpoint_policies.quantized_operands_saveable` saves them by name, so that
+    rematerialisation does not quantise again. Over auto mesh axes of several devices, `lhs` itself
+    is kept, and each device quantises its own rows in the backward pass.
 
     Args:
       lhs: [m, k], bfloat16, float16 or float32.
       rhs: [g, k, n], likewise.
       group_sizes: [G] of any integer dtype, rows per group.
-      recipe: see `Recipe`, also for when it computes in bf16.
-      quantized_rhs: what `quantize_weights(rhs)` returns, to quantise weights once for several
-        calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`. Or
-        `quantize(rhs, "fp8_128x128", layout="rows")`, which is transposed in each call.
+      recipe: see `Recipe`, which also says when the product is computed in bf16.
+      quantized_rhs: the result of `quantize_weights(rhs)`, to quantise weights once for several
+        calls, such as the steps of gradient accumulation; or of `quantize(rhs, "fp8_128x128",
+        layout="rows")`, which each call transposes. The gradient still goes to `rhs`.
       preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
       group_offset: see `ragged_dot`.
-      implementation: see `ragged_dot`. "cuda" and "xla" compute as the recipe says whatever it
-        takes.
-      batch_invariant: see `ragged_dot`. It computes as the recipe says too: whether bf16 is faster
-        depends on the number of rows.
+      implementation: see `ragged_dot`. "cuda" and "xla" always compute as the recipe says, even if
+        bf16 is faster.
+      batch_invariant: see `ragged_dot`. The product is then computed as the recipe says, because
+        whether bf16 is faster depends on the number of rows.
 
     Returns:
       [m, n].

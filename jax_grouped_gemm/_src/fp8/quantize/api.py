@@ -39,10 +39,10 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
 class QuantizedWeights(NamedTuple):
-    """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
-    the last dimension of both operands: a forward product n x k, its cotangent k x n. Programs
-    that `jax.export` writes may take and return it. The public name is deprecated, and removed in
-    0.4: `array` and `transposed` are each a `QuantizedArray`."""
+    """Matrices [..., k, n] in blocks of 128 x 128, as they are and transposed. FP8 tensor cores
+    contract the last dimension of both operands, so the forward product reads n x k and its
+    cotangent k x n. Programs of `jax.export` may take and return it. The public name is deprecated,
+    and will be removed in 0.4: `array` and `transposed` are each a `QuantizedArray`."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
@@ -65,9 +65,9 @@ class QuantizedRows(NamedTuple):
     most 128 rows of one group, each block transposed.
 
     Blocks are in the order of the rows, and a group's first one starts with its first row. Row r of
-    block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. Where a block has no more
-    rows, values are zero; blocks past the last have scales of one. The public name is deprecated,
-    and removed in 0.4.
+    block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. If a block has fewer than
+    128 rows, the other values are zero. Unused blocks at the end have scales of one. The public
+    name is deprecated, and will be removed in 0.4.
     """
 
     values: jax.Array  # [m, k] FP8
@@ -95,7 +95,8 @@ def quantize_blockwise(
 
     Args:
       x: bfloat16, float16 or float32, with at least two dimensions.
-      block_shape: (1, 128) or (128, 128). Blocks at the edges are smaller if r or c is no multiple.
+      block_shape: (1, 128) or (128, 128). Blocks at the edges are smaller if r or c is not a
+        multiple of 128.
       dtype: float8_e4m3fn or float8_e5m2.
       power_of_two_scales: rounds scales up to powers of two. Dequantisation is then exact.
       implementation: None takes the CUDA kernel where it can run and the reference, with the same
@@ -126,7 +127,7 @@ def quantize_weights(
     power_of_two_scales: bool = False,
     implementation: Implementation = None,
 ) -> QuantizedWeights:
-    """Quantises weights [..., k, n] in blocks of 128 x 128, both ways round in one pass.
+    """Quantises weights [..., k, n] in blocks of 128 x 128, also transposed, in one pass.
 
     Args:
       x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`.
@@ -143,7 +144,7 @@ def quantize_ragged(
     power_of_two_scales: bool = False,
     implementation: Implementation = None,
 ) -> QuantizedRows:
-    """Quantises the rows [m, k] of a ragged product for all that training needs, in one pass.
+    """Quantises the rows [m, k] of a ragged product for all products of training, in one pass.
 
     Args:
       x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`; `x` has exactly two

@@ -1,4 +1,4 @@
-"""Ragged products of FP8 operands and their scales, see `api` for what an element's value is."""
+"""Ragged products of FP8 operands and their scales; `quantize` defines an element's value."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ def scaled_ragged_dot(
 ) -> jax.Array:
     """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
 
-    As `ragged_dot`, with the same semantics for group sizes, empty groups, rows that no group owns
-    and `group_offset`. Partial sums of 128 products are scaled and added up in float32. Not
-    differentiable; see `fp8_ragged_dot`. `ragged_dot` of two `QuantizedArray`s is the same.
+    Group sizes, empty groups, rows that no group owns and `group_offset` have the semantics of
+    `ragged_dot`. Partial sums of 128 products are scaled and added up in float32. The product is
+    not differentiable; see `fp8_ragged_dot`. `ragged_dot` of two `QuantizedArray`s computes the
+    same.
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
@@ -64,21 +65,22 @@ def scaled_ragged_dot(
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
       rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
-        with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
-        scale a matrix; float32 or float8_e8m0fnu.
+        with `transpose_rhs`; [g, n] for one scale for each column; [g], [g, 1], [] or [1] for one
+        scale for each matrix; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
-      lhs_scaling: what shares a scale of `lhs`, and how scales lie: "1x128", blocks, in the shape
-        above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
-        "1x128 column-major", blocks column by column, [ceil(k / 128), M] with M >= m a multiple of
-        4 (DeepGEMM's layout on Hopper). Deprecated but for the default, and removed in 0.4: formats
-        of `QuantizedArray` say it, "fp8_1x128", "fp8_row" and "fp8_tensor".
+      lhs_scaling: which elements of `lhs` share a scale, and the layout of the scales. "1x128": one
+        scale for each block, in the shape above. "1xk": one for each row, [m, 1] or [m]. "tensor":
+        one in all, [], [1] or [1, 1]. "1x128 column-major": one for each block, as [ceil(k / 128),
+        M], where M >= m is a multiple of 4 (DeepGEMM's layout on Hopper). All values except the
+        default are deprecated, and will be removed in 0.4. Use the formats "fp8_1x128", "fp8_row"
+        and "fp8_tensor" of `QuantizedArray` instead.
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
       fast_accumulation: lets the tensor cores add up all products, with about 14 bits of each sum,
-        as `use_fast_accum` of torch's `_scaled_mm` does. Some shapes, those of few rows among them,
-        have no such kernel and keep float32 sums. Only where no scale changes along k: "1xk" or
-        "tensor", with a scale a column or a matrix of `rhs`.
+        as `use_fast_accum` of torch's `_scaled_mm` does. It requires scales that do not change
+        along k: "1xk" or "tensor", and one scale for each column or matrix of `rhs`. Some shapes,
+        such as those with few rows, have no such kernel and keep float32 sums.
       implementation: see `ragged_dot`.
       batch_invariant: see `ragged_dot`.
 
@@ -192,8 +194,8 @@ def scaled_ragged_dot_contracting(
     in float32. An empty group's matrix is exactly zero.
 
     Args:
-      lhs: [b, k, 128], float8_e4m3fn or float8_e5m2, b at least what `num_rows` rows in G groups
-        need: ceil(num_rows / 128) + min(G, num_rows).
+      lhs: [b, k, 128], float8_e4m3fn or float8_e5m2. b is at least ceil(num_rows / 128) + min(G,
+        num_rows), the most blocks that `num_rows` rows in G groups need.
       lhs_scale: float32 [b, k].
       rhs: [b, n, 128], either FP8 dtype.
       rhs_scale: float32 [b, n].

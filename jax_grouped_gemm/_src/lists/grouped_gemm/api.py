@@ -82,28 +82,29 @@ def grouped_gemm(
 ) -> Results:
     """alpha_i A_i B_i + beta_i C_i for each problem i of a list, whatever their shapes.
 
-    One launch computes up to 79 problems whose operands are stored alike; longer lists, and lists
-    that mix layouts, take a few. A stack of matrices counts as one problem. Differentiable to any
-    order, and gradients are lists of products too, computed in the same way.
+    One launch computes up to 79 problems whose operands have the same layout. Longer lists, and
+    lists that mix layouts, take several launches. A stack of matrices counts as one problem. The
+    function is differentiable to any order. Gradients are lists of products too, computed in the
+    same way.
 
     bfloat16 and float16 take the CUDA kernel, and so does float32, whose operands are first split
     into float16 parts: at the default precision results are as accurate as TF32's, at the highest
-    as float32's. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. It
-    returns the type that it takes, reads matrices of any size where they are, and takes up to 128
-    matrices in a launch. complex64 is summed in float64, and takes it at `precision="highest"` or
-    by `implementation="cuda"`. All else runs the reference, one `jax.lax.dot_general` a problem;
-    `explain` says which.
+    as float32's. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. This
+    kernel returns the dtype of its operands, reads matrices of any size in place, and takes up to
+    128 matrices in a launch. For complex64 it is used at `precision="highest"` or with
+    `implementation="cuda"`, and sums in float64. All other calls run the reference, one
+    `jax.lax.dot_general` for each problem; `explain` says so.
 
     Args:
       lhs: a sequence of matrices [m_i, k_i] and stacks [g_i, m_i, k_i], or one stack [g, m, k].
-        Floating point or complex; different dtypes are promoted. Any dimension may be zero; where
-        k_i is, the result is beta_i C_i.
+        Floating point or complex; different dtypes are promoted. Any dimension may be zero; if k_i
+        is zero, the result is beta_i C_i.
       rhs: the same with [k_i, n_i] and [g_i, k_i, n_i].
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
         because it is donated. Not read where beta is zero.
-      alpha: a scalar; or one for each problem, which for a stack can again be one for each of its
-        matrices, as an array or a sequence. Python and NumPy scalars are compiled in; arrays may be
-        traced.
+      alpha: a scalar, or an array or sequence with one entry for each problem. The entry of a stack
+        may itself have one scalar for each matrix. Python and NumPy scalars are compiled in; arrays
+        may be traced.
       beta: the same for `c`, without which it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
         problem. Costs no copy.
@@ -111,13 +112,14 @@ def grouped_gemm(
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
       preferred_element_type: dtype of the results, by default the promoted dtype of all operands.
         Accumulation is in float32 at least.
-      scheduler: who deals out tiles to thread blocks. "host_precomputed": a table made when the
-        function is traced, in which each tile, the longest first, goes to the cluster of blocks
-        that is done first. "device": clusters search the list for their next tile, in turn. On the
-        FP64 tensor cores it is always the device, the longest tiles of a launch first.
-      sort_problems: whether problems are taken in the order of falling k. Without it, both
-        schedulers deal out tiles in turn, in the order of the list; on the FP64 tensor cores it
-        only decides which problems share a launch. Results are always in the caller's order.
+      scheduler: what assigns tiles to thread blocks. "host_precomputed": a table that is made when
+        the function is traced. It assigns the longest tiles first, each to the cluster of blocks
+        that is free first. "device": clusters take tiles in turn and search the list for their next
+        tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles of a
+        launch first.
+      sort_problems: whether problems are computed in the order of decreasing k. Without it, both
+        schedulers assign tiles in turn, in the order of the list; on the FP64 tensor cores it only
+        decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
         "cuda" insists on the kernel; "xla" is pure JAX.
 

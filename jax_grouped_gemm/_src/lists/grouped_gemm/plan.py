@@ -111,8 +111,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     Attributes:
       launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike, on the
         FP64 tensor cores for at most `MAX_MATRICES`.
-      order: the indices of all problems in the order in which the kernels have them: by falling k,
-        if they are sorted. Problems without any work are not among them.
+      order: the indices of all problems in the order in which the kernels compute them: by
+        decreasing k, if they are sorted. Problems without any work are not among them.
     """
 
     launches: tuple[Launch, ...] = ()

@@ -1,7 +1,7 @@
 """Grouped symmetric and Hermitian updates: SYRK, HERK, SYR2K and HER2K over many matrices at once.
 
 The conventions are those of the level 3 BLAS (Dongarra et al., 1990), with functional results and
-gradients. The kernel walks the tiles of one triangle alone, as CUTLASS's grouped rank-2k does.
+gradients. The kernel computes only the tiles of one triangle, as CUTLASS's grouped rank-2k does.
 """
 
 from __future__ import annotations
@@ -157,32 +157,34 @@ def grouped_syrk(
 def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Symmetric rank-k updates: one triangle of `alpha A A^T + beta C` for each matrix.
 
-    Half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their shapes.
+    This is half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their
+    shapes.
 
-    The other triangle of a result is C's; without `c` it is zero; with `symmetrize_output` it is
-    the mirror image of the computed one, so that the result is exactly symmetric. As in BLAS, only
-    the `uplo` triangle of C is ever used in arithmetic, and not even that where `beta` is zero.
+    The other triangle of a result is that of C, or zero without `c`. With `symmetrize_output` it is
+    the mirror image of the computed triangle, so that the result is exactly symmetric. As in BLAS,
+    arithmetic uses only the `uplo` triangle of C, and does not use C at all if `beta` is zero.
 
-    Gradients follow the same rules: the cotangent of a result is read in the `uplo` triangle, what
-    it holds in the other one goes to C, and with `symmetrize_output` both triangles count.
+    Gradients follow the same rules: those of the factors use the `uplo` triangle of the cotangent,
+    and the other triangle goes to the gradient of C. With `symmetrize_output` both triangles count.
 
     Args:
       a: a stack [g, n, k], or a sequence of matrices [n_i, k_i] and stacks [g_i, n_i, k_i] whose
         shapes need not agree. Floating point or complex; different dtypes are promoted.
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
         because it is donated. With `symmetrize_output` it may be `a` itself, which costs no copy.
-      alpha: a scalar, possibly traced; or one for each entry of `a`, which for an entry that is a
-        stack can again be one for each of its matrices, as an array or a sequence.
+      alpha: a scalar, possibly traced; or an array or sequence with one value for each entry of
+        `a`. The value of a stack may itself have one scalar for each matrix.
       beta: the same for `c`, without which it must be zero.
-      diagonal: the same; it is added to the diagonal of each result, before that is rounded. The
-        kernels of float64 and complex numbers add none: with one, those run the reference.
+      diagonal: a scalar or values like `alpha`, added to the diagonal of each result before it is
+        rounded. The kernels of float64 and complex numbers do not support it, so that the reference
+        runs instead.
       uplo: "lower" or "upper", the triangle that is computed.
       symmetrize_output: whether to mirror it into the other triangle.
-      transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
-        no copy.
+      transpose: whether matrices are stored [k, n]. The product of a stored matrix S is then S^T S.
+        This costs no copy.
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. The
         kernel multiplies float32 as float16 parts: at DEFAULT as accurate as TF32, at HIGHEST as
-        float32. complex64 has a kernel at HIGHEST alone, which accumulates in float64.
+        float32. complex64 has a kernel at HIGHEST only, and this kernel accumulates in float64.
       preferred_element_type: dtype of the results, by default the promoted dtype of `a` and `c`.
         Accumulation is in float32 at least.
       implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float32,
@@ -216,8 +218,8 @@ def grouped_herk(
 def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Hermitian rank-k updates: one triangle of `alpha A A^H + beta C`, alpha and beta real.
 
-    Diagonals are exactly real. For real matrices this is `grouped_syrk`; with `transpose` it is
-    `A^T conj(A)` of what is stored, the conjugate of what BLAS computes with trans='C'.
+    Diagonals are exactly real. For real matrices this is `grouped_syrk`. With `transpose` the
+    product of a stored matrix S is `S^T conj(S)`, the conjugate of BLAS's result with trans='C'.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
@@ -254,14 +256,14 @@ def grouped_syr2k(
 ) -> Results:
     """Symmetric rank-2k updates: one triangle of `alpha (A B^T + B A^T) + beta C`.
 
-    The work of one `A @ B.T`, in one kernel launch for all matrices.
+    This is the work of one `A @ B.T`, in one kernel launch for all matrices.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
       alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
-      transpose: likewise; it gives `A^T B + B^T A` of what is stored.
+      transpose: likewise; the result is then `A^T B + B^T A` of the stored matrices.
       preferred_element_type, implementation: likewise.
 
     Returns:
@@ -291,16 +293,16 @@ def grouped_her2k(
 ) -> Results:
     """Hermitian rank-2k updates: one triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
 
-    Diagonals are exactly real. For real matrices this is `grouped_syr2k`; with `transpose` it is
-    `alpha A^T conj(B) + conj(alpha) B^T conj(A)` of what is stored, the conjugate of what BLAS
-    computes with trans='C'.
+    Diagonals are exactly real. For real matrices this is `grouped_syr2k`. With `transpose` the
+    result is `alpha A^T conj(B) + conj(alpha) B^T conj(A)` of the stored matrices, the conjugate of
+    BLAS's result with trans='C'.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
       alpha: as for `grouped_syrk`, may be complex.
-      beta, diagonal: the same, real.
+      beta, diagonal: as for `grouped_syrk`, but real.
       uplo, symmetrize_output, transpose, precision, preferred_element_type, implementation: as for
         `grouped_herk`.
 
@@ -330,18 +332,18 @@ def grouped_symm_product(
 def grouped_symm_product(
     a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
-    """Products that are symmetric: one triangle of `alpha A B^T + beta C` for each matrix.
+    """Symmetric products: one triangle of `alpha A B^T + beta C` for each matrix.
 
-    Half the work of `A @ B.T`, in one kernel launch for all matrices. A B^T is symmetric where A
-    and B are symmetric and commute, as polynomials of one matrix do. That is not checked: the
-    computed triangle is that of A B^T in any case.
+    This is half the work of `A @ B.T`, in one kernel launch for all matrices. A B^T is symmetric if
+    A and B are symmetric and commute, as polynomials of one matrix do. The function does not check
+    this: it computes one triangle of A B^T in any case.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i]. Floating point or complex.
       b: shaped like `a`.
       c: shaped like the results. With `symmetrize_output` it may be `a` or `b` itself.
       alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
-      transpose: likewise; it gives `A^T B` of what is stored.
+      transpose: likewise; the result is then `A^T B` of the stored matrices.
       preferred_element_type, implementation: likewise. The kernel takes bfloat16, float16 and
         float32.
 

@@ -28,10 +28,10 @@ from jax_grouped_gemm._src.tile_choices import TileChoices, current_tiles
 class QuantizedMlp(NamedTuple):
     """The matrices of experts as the products of a layer read them, in blocks of 128 x 128.
 
-    `values` [..., k, n] with `scales` are for the gradients of rows, `values_t` [..., n, k] with
-    `scales_t` for the forward products. Gate and up are one matrix: the n of `wi` are the F columns
-    of wi_0, zeros up to the next multiple of 128, and the same of wi_1. The public name is
-    deprecated, and removed in 0.4.
+    `values` [..., k, n] with `scales` are for the gradients of rows, and `values_t` [..., n, k]
+    with `scales_t` are for the forward products. Gate and up are one matrix `wi`. Its columns are
+    the F columns of wi_0, zeros up to the next multiple of 128, and then the columns of wi_1 and
+    zeros likewise. The public name is deprecated, and will be removed in 0.4.
     """
 
     wi: QuantizedWeights  # of [..., D, 2 F]
@@ -51,8 +51,8 @@ def quantize_mlp(
 ) -> QuantizedMlp:
     """Quantises the weights of `ragged_mlp` or `moe.dropless_mlp` for several calls.
 
-    Weights change once in an optimiser step: quantised next to the update, they serve all
-    microbatches, both passes, and what rematerialisation computes again:
+    Weights change once in an optimiser step. Quantise them right after the update, and all
+    microbatches use the result, in the forward and backward pass and in rematerialisation:
 
         quantized = jax_grouped_gemm.quantize_mlp(wi_0, wi_1, wo, recipe)
         y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, recipe=recipe, quantized=quantized)
@@ -60,8 +60,8 @@ def quantize_mlp(
     Gradients still go to `wi_0`, `wi_1` and `wo`, whose values are then not read.
 
     Args:
-      wi_0, wi_1: gate and up projections [..., D, F], bfloat16, float16 or float32; no `wi_1` where
-        a hidden layer has none.
+      wi_0, wi_1: gate and up projections [..., D, F], bfloat16, float16 or float32; `wi_1` is None
+        if a hidden layer has no up projection.
       wo: down projections [..., F, D].
       recipe: that of the layer, with both the forward product and dgrad in FP8.
       implementation: of the quantisers, see `quantize_blockwise`.
