@@ -26,12 +26,14 @@ class LocalExperts(Experts):
         """Whether `sums_on_tokens` may be called, which reads gradients of sums in place too."""
         return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
-    def sums_on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> the sum of each token's rows: [T, D]."""
+    def sums_on_tokens(
+        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, sources: int
+    ) -> jax.Array:
+        """Tokens [T, D] of `sources` devices and weights [m] -> sums of tokens' rows: [T, D]."""
         # Rows that no expert owns are zero in results, and need not be added up. They keep a token:
         # products skip them, and loads of rows of no token are slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
-        rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows)
+        rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows, sources)
         return self.mlp(rows, weights, pairs.groups, combines=True)
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:

@@ -120,7 +120,10 @@ def _gathered(x, choices, experts, group, schedule):
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
         elif experts.combines:
-            y = checkpoint_name(experts.sums_on_tokens(everybody, pairs, weights), "mlpwo")
+            # By ppermutes, the sums of each device leave when they are there.
+            sources = len(everybody) // len(x) if schedule.combine == "ppermute" else 1
+            y = experts.sums_on_tokens(everybody, pairs, weights, sources)
+            y = checkpoint_name(y, "mlpwo")
             return collectives.scatter(y, group, schedule.combine), experts.weights
         else:
             rows = experts.on_tokens(everybody, pairs, weights)

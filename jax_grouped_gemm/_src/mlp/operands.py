@@ -54,12 +54,15 @@ class Rows:
       inverse: integers [T, k], the rows of each token, if they are known.
       count: int32 [1], how many rows are valid if not all are, only with `inverse`. The other rows
         are undefined.
+      sources: of how many devices these are the tokens, in equal parts, of which the first is this
+        device's.
     """
 
     x: jax.Array
     rows: jax.Array | None = None
     inverse: jax.Array | None = None
     count: jax.Array | None = None
+    sources: int = dataclasses.field(default=1, metadata=dict(static=True))
 
     @property
     def num_rows(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows import primitive as moves
 
@@ -27,6 +29,26 @@ def combine(y: jax.Array, rows: Rows) -> jax.Array:
     The order of the terms is that of `inverse`, or of the rows without it.
     """
     return moves.combine_rows(y, *_pairs(rows), **_way(rows))
+
+
+def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
+    """`combine`, but for derivatives, which it lacks: the sums of other devices come first, so that
+    they travel while those of this device are added up."""
+    if rows.sources == 1:
+        return combine(y, rows)
+    own, *others = (
+        dataclasses.replace(rows, x=x, inverse=inverse)
+        for x, inverse in zip(
+            *(jnp.split(a, rows.sources) for a in (rows.x, rows.inverse)), strict=True
+        )
+    )
+    sums = []
+    for part in others:
+        total = combine(y, part)
+        inverse, total = barrier((own.inverse, total))
+        own = dataclasses.replace(own, inverse=inverse)
+        sums.append(total)
+    return jnp.concatenate([combine(y, own), *sums])
 
 
 def _pairs(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

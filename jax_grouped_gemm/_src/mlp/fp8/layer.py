@@ -176,7 +176,7 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
         )
         y = layer.rows_by_weights("forward", hidden, wo[1], *indices, layer.dtypes.out)
     if layer.combines:
-        y = token_rows.combine(y, given.rows)
+        y = token_rows.combine_for_sources(y, given.rows)
     return y, projections, (wi[0], None if wo is None else wo[0])
 
 
@@ -218,7 +218,7 @@ def _mlp_backward(layer: Layer, kept, dy):
 
     def rows_gradient(projections):
         dx = layer.rows_by_weights("dgrad", projections, wi, *indices, rows.x.dtype)
-        return dx if rows.rows is None else token_rows.combine(dx, rows)
+        return dx if rows.rows is None else token_rows.combine_for_sources(dx, rows)
 
     def wo_gradient(found, dy, gradients):
         if wo is None:
@@ -265,7 +265,8 @@ def _mlp_backward(layer: Layer, kept, dy):
     )
     assert found.x is not None
     of_integers: Any = None
-    return MlpOperands(Rows(found.x), of_experts, found.weights, of_integers), None
+    of_rows = Rows(found.x, sources=rows.sources)
+    return MlpOperands(of_rows, of_experts, found.weights, of_integers), None
 
 
 _mlp.defvjp(_mlp_forward, _mlp_backward)
