@@ -36,15 +36,13 @@ def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
     they travel while those of this device are added up."""
     if rows.sources == 1:
         return combine(y, rows)
-    own, *others = (
-        dataclasses.replace(rows, x=x, inverse=inverse)
-        for x, inverse in zip(
-            *(jnp.split(a, rows.sources) for a in (rows.x, rows.inverse)), strict=True
-        )
-    )
+    assert rows.inverse is not None
+    parts = [jnp.split(a, rows.sources) for a in (rows.x, rows.inverse)]
+    of_sources = [dataclasses.replace(rows, x=x, inverse=i) for x, i in zip(*parts, strict=True)]
+    own, *others = of_sources
     sums = []
-    for part in others:
-        total = combine(y, part)
+    for of_source in others:
+        total = combine(y, of_source)
         inverse, total = barrier((own.inverse, total))
         own = dataclasses.replace(own, inverse=inverse)
         sums.append(total)

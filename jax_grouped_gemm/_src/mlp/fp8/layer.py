@@ -265,8 +265,8 @@ def _mlp_backward(layer: Layer, kept, dy):
     )
     assert found.x is not None
     of_integers: Any = None
-    of_rows = Rows(found.x, sources=rows.sources)
-    return MlpOperands(of_rows, of_experts, found.weights, of_integers), None
+    of_x = Rows(found.x, sources=rows.sources)
+    return MlpOperands(of_x, of_experts, found.weights, of_integers), None
 
 
 _mlp.defvjp(_mlp_forward, _mlp_backward)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, Scaled
@@ -148,13 +147,11 @@ RAGGED_GRADIENTS: Op = Op(
 )
 
 
-# Rows past the count of one of a batch are undefined, so that all rows may be computed.
-_NO_COUNT = np.zeros(0, np.int32)
-
-
-def _register_batching(op: Op, *no_counts: np.ndarray) -> None:
+def _register_batching(op: Op, *, has_count: bool) -> None:
     def rule(operands, dims, *, layer, implementation):
-        of_rows = len(operands) - len(no_counts)
+        # Rows past the count of one of a batch are undefined, so that all rows may be computed.
+        no_count = [jnp.zeros(0, jnp.int32)] if has_count else []
+        of_rows = len(operands) - has_count
         operands, dims = operands[:of_rows], dims[:of_rows]
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         every = [
@@ -163,14 +160,14 @@ def _register_batching(op: Op, *no_counts: np.ndarray) -> None:
         ]
         rows = every[0].shape[1]
         folded = [x.reshape(size * rows, *x.shape[2:]) for x in every]
-        out = op.bind(*folded, *no_counts, layer=layer, implementation=implementation)
+        out = op.bind(*folded, *no_count, layer=layer, implementation=implementation)
         return [x.reshape(size, rows, *x.shape[1:]) for x in out], [0] * len(out)
 
     op.def_batching(rule)
 
 
-_register_batching(HIDDEN, _NO_COUNT)
-_register_batching(GRADIENTS)
+_register_batching(HIDDEN, has_count=True)
+_register_batching(GRADIENTS, has_count=False)
 
 RAGGED_GRADIENTS.def_batching(_batch_ragged_gradients)
 
