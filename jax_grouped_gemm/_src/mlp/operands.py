@@ -315,7 +315,7 @@ def named(operands: Any) -> dict[str, Any]:
         if isinstance(x, Groups | Rows | ExpertWeights | MlpOperands | Differentials):
             dots = "_dot" * (field.name == "dots")
             found |= {f"{name}{dots}": leaf for name, leaf in named(x).items()}
-        elif x is not None:
+        elif x is not None and not field.metadata.get("static"):
             found[field.name] = x
     return found
 
