@@ -37,12 +37,17 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
     return jgg.explain(run, array(rows, k, dtype=dtype), q, SIZES).plans
 
 
-@pytest.mark.parametrize("format, most", [("mxfp4", 1024), ("int4", 512), ("int8", 512)])
-def test_rows_a_group(format, most):
+@pytest.mark.parametrize(
+    "format, streamed, few, most",
+    [("mxfp4", 4, 24, 1024), ("int4", 8, None, 512), ("int8", 8, None, 512)],
+)
+def test_rows_a_group(format, streamed, few, most):
+    of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
     for rows, kernel in (
         (1, "streamed_16x128"),
-        (8 * EXPERTS, "streamed_16x128"),
-        (8 * EXPERTS + 1, "decoded_128x256"),
+        (streamed * EXPERTS, "streamed_16x128"),
+        *((rows, "decoded_32x256") for rows in of_few),
+        ((few or streamed) * EXPERTS + 1, "decoded_128x256"),
         (most * EXPERTS, "decoded_128x256"),
     ):
         (plan,) = product(rows, format=format)

@@ -111,25 +111,30 @@ class PackedKernel(TiledKernel):
     most_rows: int
 
 
-STREAMED_ROWS = 8
-
+_streaming = functools.partial(
+    PackedKernel,
+    tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
+    schedule="streamed",
+    blocks=call.STREAMED_BLOCKS,
+)
 _decoding = functools.partial(
     PackedKernel,
-    tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
     schedule="decoded",
     runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
-    in_order=always,
+)
+# Batch invariance takes the first one that sums in order, whatever the number of rows.
+_decoding_few = functools.partial(
+    _decoding, tile=TileConfig(call.FEW_ROWS, tile_n=256, cluster=1), blocks=call.FEW_ROWS_BLOCKS
+)
+_decoding_many = functools.partial(
+    _decoding, tile=TileConfig(call.MANY_ROWS, tile_n=256, cluster=1), in_order=always
 )
 PACKED_KERNELS = (
-    PackedKernel(
-        tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
-        schedule="streamed",
-        rhs=call.FORMATS,
-        blocks=call.STREAMED_BLOCKS,
-        most_rows=STREAMED_ROWS,
-    ),
-    _decoding(rhs=("mxfp4",), most_rows=1024),
-    _decoding(rhs=("int4", "int8"), most_rows=512),
+    _streaming(rhs=("mxfp4",), most_rows=4),
+    _streaming(rhs=("int4", "int8"), most_rows=8),
+    _decoding_few(rhs=("mxfp4",), most_rows=24),
+    _decoding_many(rhs=("mxfp4",), most_rows=1024),
+    _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
 """The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
 
