@@ -98,7 +98,7 @@ def dot(
       zeroes_unowned: whether rows that no local group owns are zero, or undefined.
       workspace_bytes: of the kernel for groups of few rows; 0 for the other one, which wants k to
         be a multiple of 8.
-      tile_rows: rows of that one's tiles, `MANY_ROWS`, or `FEW_ROWS`, but for int8.
+      tile_rows: rows of that one's tiles, `MANY_ROWS`, or of MXFP4 `FEW_ROWS`.
 
     Returns:
       bfloat16 [rows, columns]: the result, then gate and up if they are kept.

@@ -114,7 +114,6 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-FEW_BITS = ("mxfp4", "int4")
 # Thread blocks of an H100 that decode for few rows.
 _BLOCKS = 132 * call.FEW_ROWS_BLOCKS
 
@@ -130,7 +129,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _BLOCKS:
         return False
-    is_short = k <= 2048 and problem.format.name in FEW_BITS
+    is_short = k <= 2048 and problem.format.name == "mxfp4"
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
@@ -158,7 +157,7 @@ _decoding_many = functools.partial(
 )
 PACKED_KERNELS = (
     _STREAMING,
-    _decoding_few(rhs=FEW_BITS, most_rows=24),
+    _decoding_few(rhs=("mxfp4",), most_rows=24),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
     _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
