@@ -161,7 +161,8 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
   if (records <= 0) return;
   int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
   int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
-  bool const in_vectors = Config::kWholeVectors || params.k % kElements == 0;
+  bool in_vectors = params.k % kElements == 0;
+  if constexpr (Config::kWholeVectors) in_vectors = true;
   // Whose rows are in shared memory is known to all threads of the warp that read them.
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {
