@@ -100,6 +100,8 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   packed::Arguments a{};
   a.format = packing->format;
   a.group_size = group_size;
+  a.tile_m = asked.get<int32_t>("tile_m", packed::kManyRows);
+  if (asked.error().failure()) return asked.error();
   auto error = take({x, group_sizes, group_offset, results}, asked, given, packing->matrices,
                     packing->k, a.product);
   if (error.failure()) return error;

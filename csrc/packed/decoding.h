@@ -18,20 +18,27 @@ namespace jgg::packed {
 using sm90::kConsumers;
 using sm90::kWarpgroup;
 
-template <Format kFormat, bool kHasUp>
+// Two warps of a scheduler wait for each other's instructions more than they issue, so tiles of
+// fewer rows are for two blocks of a multiprocessor.
+template <Format kFormat, bool kHasUp, int kTileM>
 struct DecodingConfig
-    : StageConfig<kFormat, kHasUp, /*kTileM=*/128, /*kRecords=*/2, /*kStrips=*/2 * kConsumers> {
-  using Base = StageConfig<kFormat, kHasUp, 128, 2, 2 * kConsumers>;
-  static constexpr int kReserve =
-      sm90::kSharedMemoryReserve + Base::kTileM * sizeof(int) + kConsumers * sizeof(RowsOfSums);
-  static constexpr int kStages = (sm90::kSharedMemoryLimit - kReserve) / Base::kStageBytes;
+    : StageConfig<kFormat, kHasUp, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
+                  /*kWholeVectors=*/true> {
+  using Base = StageConfig<kFormat, kHasUp, kTileM, 2, 2 * kConsumers, true>;
+  static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
+  static constexpr int kRowsAtOnce = kBlocks == 1 ? 16 : 8;  // of the epilogue
+  static constexpr int kSharedMemory =
+      kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
+  static constexpr int kReserve = sm90::kSharedMemoryReserve + kTileM * sizeof(int) +
+                                  kConsumers * sizeof(RowsOfSums<kRowsAtOnce>);
+  static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released when the next one is multiplied.
   static_assert(kStages >= 2);
 };
 
 template <class Config>
 struct DecodingStorage : StageStorage<Config> {
-  RowsOfSums sums[kConsumers];
+  RowsOfSums<Config::kRowsAtOnce> sums[kConsumers];
 };
 
 template <class Config>
@@ -151,10 +158,12 @@ struct DecodingRoles {
   using Config = Config_;
   using Params = packed::Params;
   using Shared = DecodingStorage<Config>;
-  // Loads know many addresses.
-  static constexpr sm90::Registers kRegisters{72, 216};
   static constexpr int kThreads = sm90::kThreads;
-  static constexpr int kBlocks = 1;
+  static constexpr int kBlocks = Config::kBlocks;
+  // Loads know many addresses.
+  static constexpr sm90::Registers kRegisters =
+      kBlocks == 1 ? sm90::Registers{72, 216} : sm90::Registers{48, 96};
+  static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
   __device__ static void initialize(Params const&, Shared& shared) {
     constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
@@ -167,11 +176,12 @@ struct DecodingRoles {
     }
   }
 
-  // Groups have several tiles that read the same records.
   __device__ static void load(Params const& params, Shared& shared, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      load_records<Config>(params, shared, work, stage,
-                           static_cast<uint64_t>(sm90::LoadHint::kNormal));
+      // Several tiles of a group read the same records.
+      bool const once = Config::kBlocks > 1 && work.extent <= Config::kTileM;
+      auto const hint = once ? sm90::LoadHint::kEvictFirst : sm90::LoadHint::kNormal;
+      load_records<Config>(params, shared, work, stage, static_cast<uint64_t>(hint));
     });
   }
 
@@ -193,12 +203,17 @@ struct DecodingRoles {
         if (consumer > 0) return;
         return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup);
       }
-      // With 96, groups of a little more than 64 rows take three quarters of the time.
       int const rows_of_tile = uniform(sm90::rows_of<Config>(work));
-      sm90::with_least<16, 32, 64, 96, Config::kTileM>(rows_of_tile, [&](auto rows) {
+      auto const compute = [&](auto rows) {
         DecodingMainloop<Config>::template compute<rows.value>(params, work, shared, stage,
                                                                consumer);
-      });
+      };
+      if constexpr (Config::kTileM == kFewRows) {
+        sm90::with_least<16, kFewRows>(rows_of_tile, compute);
+      } else {
+        // With 96, groups of a little more than 64 rows take three quarters of the time.
+        sm90::with_least<16, 32, 64, 96, Config::kTileM>(rows_of_tile, compute);
+      }
     });
   }
 };

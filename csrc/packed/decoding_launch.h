@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "packed/decoding.h"
 #include "sm90/launch.h"
@@ -20,10 +21,17 @@ cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
 
 template <Format kFormat>
 cudaError_t decoded(Arguments const& a, cudaStream_t stream) {
-  if (a.product.has_activation && a.up.values) {
-    return launch_decoding<DecodingConfig<kFormat, true>>(a, stream);
+  auto const with_rows = [&](auto rows) {
+    if (a.product.has_activation && a.up.values) {
+      return launch_decoding<DecodingConfig<kFormat, true, rows.value>>(a, stream);
+    }
+    return launch_decoding<DecodingConfig<kFormat, false, rows.value>>(a, stream);
+  };
+  if constexpr (kFormat == Format::kMxFp4) {
+    if (a.tile_m == kFewRows) return with_rows(std::integral_constant<int, kFewRows>{});
   }
-  return launch_decoding<DecodingConfig<kFormat, false>>(a, stream);
+  if (a.tile_m != kManyRows) return cudaErrorInvalidValue;
+  return with_rows(std::integral_constant<int, kManyRows>{});
 }
 
 }  // namespace jgg::packed

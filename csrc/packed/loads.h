@@ -14,7 +14,8 @@ using sm90::kRowBytes;
 
 // The stages of all kernels: a few records of two strips, of 64 columns each, and as much of rows.
 // Strips are of gate and of up, or follow each other.
-template <Format kFormat_, bool kHasUp_, int kTileM_, int kRecords_, int kStrips_>
+template <Format kFormat_, bool kHasUp_, int kTileM_, int kRecords_, int kStrips_,
+          bool kWholeVectors_ = false>
 struct StageConfig {
   using Element = cutlass::bfloat16_t;
   static constexpr Format kFormat = kFormat_;
@@ -22,6 +23,7 @@ struct StageConfig {
   static constexpr int kTileM = kTileM_;
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
+  static constexpr bool kWholeVectors = kWholeVectors_;              // rows have no other lengths
   static constexpr int kTileN = kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
   // What schedules count in. Groups of 128 do not cross it.
   static constexpr int kStepRecords = 2;
@@ -159,7 +161,8 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
   if (records <= 0) return;
   int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
   int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
-  bool const in_vectors = params.k % kElements == 0;
+  bool in_vectors = params.k % kElements == 0;
+  if constexpr (Config::kWholeVectors) in_vectors = true;
   // Whose rows are in shared memory is known to all threads of the warp that read them.
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {

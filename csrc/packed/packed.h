@@ -33,6 +33,10 @@ struct Matrices {
   float const* channel_scales = nullptr;
 };
 
+// Rows of a tile of the kernel for more rows.
+constexpr int kFewRows = 32;
+constexpr int kManyRows = 128;
+
 // As of mlp::GatedArguments, whose matrices are not used: these are instead.
 struct Arguments {
   mlp::GatedArguments product;
@@ -40,6 +44,7 @@ struct Arguments {
   int group_size;  // along K, of elements that share a scale; of int4 32, 64 or 128
   Matrices gate;
   Matrices up;  // without values if there are none
+  int tile_m;   // of the kernel for more rows: kFewRows, of MXFP4 alone, or kManyRows
   // Of the kernel for few rows: partial sums.
   void* workspace;
   int64_t workspace_bytes;

@@ -7,10 +7,10 @@
 
 namespace jgg::packed {
 
-constexpr int kRowsAtOnce = 16;
 constexpr int kSumsPitch = kSide + 4;  // floats, so that a warp's writes are to all banks
 
-// The sums of a consumer, of both strips.
+// The sums of a consumer, of both strips and so many rows.
+template <int kRowsAtOnce>
 struct RowsOfSums {
   alignas(16) float of[2][kRowsAtOnce][kSumsPitch];
 };
@@ -22,9 +22,11 @@ template <class Config>
 class RowsEpilogue {
   static constexpr int kColumns = 4;  // of a thread, next to each other
   static constexpr int kThreadsARow = kSide / kColumns;
+  static constexpr int kRowsAtOnce = Config::kRowsAtOnce;
+  using Sums = RowsOfSums<kRowsAtOnce>;
 
  public:
-  __device__ RowsEpilogue(Params const& params, WorkTile const& work, RowsOfSums& sums, int column,
+  __device__ RowsEpilogue(Params const& params, WorkTile const& work, Sums& sums, int column,
                           int consumer)
       : params_(params), work_(work), sums_(sums), column_(column), consumer_(consumer) {}
 
@@ -181,7 +183,7 @@ class RowsEpilogue {
 
   Params const& params_;
   WorkTile const& work_;
-  RowsOfSums& sums_;
+  Sums& sums_;
   int column_;
   int consumer_;
 };

@@ -13,7 +13,7 @@
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
 //     three blocks a multiprocessor   40, 64 FP8 groups of few rows
-//     packed/decoding.h               72, 216
+//     packed/decoding.h               72, 216; 48, 96 with two blocks a multiprocessor
 //     with convert                    40, 88 to convert, 192
 //     as launched                     two blocks of 128 a thread in few_rows/, of 80 in packed/
 //

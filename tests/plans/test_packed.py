@@ -37,12 +37,17 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
     return jgg.explain(run, array(rows, k, dtype=dtype), q, SIZES).plans
 
 
-@pytest.mark.parametrize("format, most", [("mxfp4", 1024), ("int4", 512), ("int8", 512)])
-def test_rows_a_group(format, most):
+@pytest.mark.parametrize(
+    "format, streamed, few, most",
+    [("mxfp4", 8, 24, 1024), ("int4", 8, None, 512), ("int8", 8, None, 512)],
+)
+def test_rows_a_group(format, streamed, few, most):
+    of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
     for rows, kernel in (
         (1, "streamed_16x128"),
-        (8 * EXPERTS, "streamed_16x128"),
-        (8 * EXPERTS + 1, "decoded_128x256"),
+        (streamed * EXPERTS, "streamed_16x128"),
+        *((rows, "decoded_32x256") for rows in of_few),
+        ((few or streamed) * EXPERTS + 1, "decoded_128x256"),
         (most * EXPERTS, "decoded_128x256"),
     ):
         (plan,) = product(rows, format=format)
@@ -52,6 +57,39 @@ def test_rows_a_group(format, most):
     unpacked, multiplied = product(most * EXPERTS + 1, format=format)
     assert unpacked.kernel.name == "unpack" and multiplied.tile is not None
     assert f"that is faster for more than {most} rows a group" in str(unpacked)
+
+
+@pytest.mark.parametrize(
+    "format, tokens, kernels",
+    [
+        ("mxfp4", 1, ["streamed_16x128"] * 2),
+        ("mxfp4", 32, ["streamed_16x128"] * 2),
+        ("mxfp4", 64, ["decoded_32x256"] * 2),
+        ("int8", 32, ["streamed_16x128"] * 2),
+        ("int8", 64, ["decoded_128x256"] * 2),
+    ],
+)
+def test_large_matrices_are_decoded_for_fewer_rows(format, tokens, kernels):
+    """Where tiles are enough for all multiprocessors."""
+    assert of_experts(32, 2880, 2880, 4, format, tokens) == kernels
+
+
+@pytest.mark.parametrize("tokens, schedule", [(8, "streamed"), (16, "decoded")])
+def test_short_matrices_are_decoded_for_a_row_a_group(tokens, schedule):
+    of_gate, of_down = of_experts(128, 2048, 768, 8, "mxfp4", tokens)
+    assert of_gate.startswith(schedule) and of_down.startswith(schedule)
+
+
+def of_experts(experts, embed, hidden, top_k, format, tokens):
+    """The kernels of gate and up and of down."""
+    found = []
+    for k, n, products in ((embed, hidden, 2), (hidden, embed, 1)):
+        q = packed(experts, k, n, format=format)
+        problem = plan.PackedProblem.of(
+            "bfloat16", q, "bfloat16", tokens * top_k, experts, products
+        )
+        found.append(plan.packed_kernel(problem, None).name)
+    return found
 
 
 @pytest.mark.parametrize(

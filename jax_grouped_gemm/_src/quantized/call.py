@@ -27,6 +27,11 @@ STREAMED_ROWS = 16
 STREAMED_COLUMNS = 128
 STREAMED_BLOCKS = 2
 
+# The kernel that decodes: a tile's rows, and thread blocks of a multiprocessor for few of them.
+FEW_ROWS = 32
+FEW_ROWS_BLOCKS = 2
+MANY_ROWS = 128
+
 _NO_ACTIVATION = {
     "function": np.int32(-1),
     **{name: np.float32(x) for name, x in dict(alpha=1, cubic=0, limit=math.inf, shift=0).items()},
@@ -71,6 +76,7 @@ def dot(
     divisor: int = 1,
     zeroes_unowned: bool = True,
     workspace_bytes: int = 0,
+    tile_rows: int = MANY_ROWS,
 ) -> list[jax.Array]:
     """The product of rows with packed matrices, and what an expert MLP does to its sums.
 
@@ -92,6 +98,7 @@ def dot(
       zeroes_unowned: whether rows that no local group owns are zero, or undefined.
       workspace_bytes: of the kernel for groups of few rows; 0 for the other one, which wants k to
         be a multiple of 8.
+      tile_rows: rows of that one's tiles, `MANY_ROWS`, or of MXFP4 `FEW_ROWS`.
 
     Returns:
       bfloat16 [rows, columns]: the result, then gate and up if they are kept.
@@ -101,9 +108,9 @@ def dot(
     given |= {name: a for name, a in optional.items() if a is not None}
     one = jax.ShapeDtypeStruct((rows, columns), x.dtype)
     results = [one] * (1 + kept * (1 + (up is not None)))
-    target = DECODED
+    target, tile = DECODED, {"tile_m": np.int32(tile_rows)}
     if workspace_bytes:
-        target = STREAMED
+        target, tile = STREAMED, {}
         results = [jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8), *results]
     found = jax.ffi.ffi_call(target, results)(
         x,
@@ -116,5 +123,6 @@ def dot(
         format=format,
         group_size=np.int32(group_size or 0),
         **(activation or _NO_ACTIVATION),
+        **tile,
     )
     return list(found)[bool(workspace_bytes) :]

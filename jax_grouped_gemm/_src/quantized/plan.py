@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,31 +105,61 @@ class PackedKernel(TiledKernel):
     Attributes:
       most_rows: mean rows of a group up to which it is faster than the next one, and the last one
         than dequantising once (docs/notes/packed.md).
+      unless: for which problems the next one is faster all the same.
     """
 
     lhs: Formats = ("bfloat16",)
     most_rows: int
+    unless: Callable[[PackedProblem], bool] = lambda problem: False
 
 
-STREAMED_ROWS = 8
+DECODED_COLUMNS = 256
+# Thread blocks of an H100 that decode for few rows.
+_BLOCKS = 132 * call.FEW_ROWS_BLOCKS
 
+
+def _is_fast_decoded(problem: PackedProblem) -> bool:
+    """Whether kernels that decode are faster for groups that could be streamed.
+
+    Their tiles are not cut along k, so that some multiprocessors are idle while the last ones are
+    computed. It takes longer the longer k is, and less than changes of streamed tiles where these
+    are short. Measured for layers alone.
+    """
+    count, k, n = problem.shape
+    tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
+    if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _BLOCKS:
+        return False
+    is_short = k <= 2048 and problem.format.name == "mxfp4"
+    return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
+
+
+_STREAMING = PackedKernel(
+    tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
+    schedule="streamed",
+    rhs=call.FORMATS,
+    blocks=call.STREAMED_BLOCKS,
+    most_rows=8,
+    unless=_is_fast_decoded,
+)
 _decoding = functools.partial(
     PackedKernel,
-    tile=TileConfig(tile_m=128, tile_n=256, cluster=1),
     schedule="decoded",
     runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
-    in_order=always,
+)
+# Batch invariance takes the first one that sums in order, whatever the number of rows.
+_decoding_few = functools.partial(
+    _decoding,
+    tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
+    blocks=call.FEW_ROWS_BLOCKS,
+)
+_decoding_many = functools.partial(
+    _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1), in_order=always
 )
 PACKED_KERNELS = (
-    PackedKernel(
-        tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
-        schedule="streamed",
-        rhs=call.FORMATS,
-        blocks=call.STREAMED_BLOCKS,
-        most_rows=STREAMED_ROWS,
-    ),
-    _decoding(rhs=("mxfp4",), most_rows=1024),
-    _decoding(rhs=("int4", "int8"), most_rows=512),
+    _STREAMING,
+    _decoding_few(rhs=("mxfp4",), most_rows=24),
+    _decoding_many(rhs=("mxfp4",), most_rows=1024),
+    _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
 """The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
 
@@ -146,7 +176,14 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel |
     found = runnable(PACKED_KERNELS, problem, implementation)
     if is_invariant(implementation):
         return found[0] if found else None
-    return next((x for x in found if problem.rows <= x.most_rows * problem.groups), None)
+    return next(
+        (
+            kernel
+            for kernel in found
+            if problem.rows <= kernel.most_rows * problem.groups and not kernel.unless(problem)
+        ),
+        None,
+    )
 
 
 def dequantized_reason(

@@ -328,6 +328,7 @@ def _call_packed(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) ->
         rows=problem.rows,
         optional={},
         workspace_bytes=plan.workspace_bytes,
+        tile_rows=plan.launched[1].tile.tile_m,
     )
     return out
 

@@ -15,8 +15,10 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.plan import PackedProblem
 from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import slices
@@ -79,7 +81,9 @@ def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     activation = Epilogue.of(of_mlp.problem.params["activation"])
     assert gate is not None and activation is not None  # the plan has a kernel
 
-    def product(x: jax.Array, matrices: QuantizedArray, optional: Any, **more: Any) -> jax.Array:
+    def product(
+        of: Plan[PackedProblem], x: jax.Array, matrices: QuantizedArray, optional: Any, **more: Any
+    ) -> jax.Array:
         (out,) = call.dot(
             x,
             matrices.arrays,
@@ -90,22 +94,24 @@ def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
             rows=given.num_rows,
             optional=optional,
             zeroes_unowned=of_mlp.problem.params["zeroes_unowned"],
+            workspace_bytes=of.workspace_bytes,
+            tile_rows=of.launched[1].tile.tile_m,
             **more,
         )
         return out
 
     hidden = product(
+        of_hidden,
         given.rows.x,
         gate,
         dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights),
         up=None if up is None else up.arrays,
-        workspace_bytes=of_hidden.workspace_bytes,
         activation=dict(activation.attributes(), function=np.int32(activation.function)),
     )
     if down is None:
         return hidden
     of_bias = dict(bo=experts.bo, weights=None if experts.bo is None else weights)
-    return product(hidden, down, of_bias, workspace_bytes=of_down[0].workspace_bytes)
+    return product(of_down[0], hidden, down, of_bias)
 
 
 def _reference(
