@@ -315,8 +315,7 @@ def ragged_dot_accumulate(
     `rhs`, so that the function sums weight gradients over microbatches. The kernel adds products of
     bfloat16 or float16 to float32 accumulators in place: it does not write a product to memory
     first, and does not touch the matrices of groups without rows. Donate the accumulator, or carry
-    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if the kernel cannot
-    add.
+    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if no kernel adds.
 
     Args:
       accumulator: [g, k, n] of float32, float64, complex64 or complex128.
