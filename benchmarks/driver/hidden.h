@@ -148,7 +148,10 @@ inline Prepared prepare_hidden(Problem const& problem, bool is_gradient) {
   prepared.launch = [=](cudaStream_t stream) {
     return is_gradient
                ? jgg::mlp::quantize_gradients(kHiddenFormat, z, stream)
-               : jgg::mlp::quantize_hidden(kHiddenFormat, {z.projections, z.q, z.scale}, stream);
+               : jgg::mlp::quantize_hidden(
+                     kHiddenFormat,
+                     {.projections = z.projections, .count = nullptr, .q = z.q, .scale = z.scale},
+                     stream);
   };
   prepared.worst_error = [=](int) {
     auto const wrong = allocate(sizeof(int));
