@@ -8,7 +8,23 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+import jax_grouped_gemm as jgg
 from tests.support import fp8_oracle, mlp, oracle
+
+RECIPES = {
+    "blockwise": jgg.Recipe.blockwise(),
+    "blockwise, bf16 wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
+    "powers of two": jgg.Recipe(power_of_two_scales=True, gradient_dtype=jnp.float8_e5m2),
+}
+OTHERS = [jgg.Recipe(forward="bf16"), jgg.Recipe(dgrad="bf16")]
+
+
+def case(rng, **options):
+    return mlp.case(rng, **dict(tokens=80, embed=160, hidden=136, experts=4) | options)
+
+
+def cotangent(case, rng):
+    return rng.standard_normal((len(case.on_rows), case.wo.shape[2])).astype(np.float32)
 
 
 @dataclass

@@ -114,8 +114,8 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-# Thread blocks of an H100 that decode for few rows.
-_BLOCKS = 132 * call.FEW_ROWS_BLOCKS
+# Programs are traced before their device is known: thread blocks on the default one, an H200.
+_FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
@@ -127,7 +127,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     """
     count, k, n = problem.shape
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
-    if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _BLOCKS:
+    if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _FEW_ROWS_PLACES:
         return False
     is_short = k <= 2048 and problem.format.name == "mxfp4"
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
@@ -146,18 +146,20 @@ _decoding = functools.partial(
     schedule="decoded",
     runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
 )
-# Batch invariance takes the first one that sums in order, whatever the number of rows.
-_decoding_few = functools.partial(
-    _decoding,
-    tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
-    blocks=call.FEW_ROWS_BLOCKS,
-)
 _decoding_many = functools.partial(
-    _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1), in_order=always
+    # Batch invariance takes the first kernel that sums in order.
+    _decoding,
+    tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1),
+    in_order=always,
 )
 PACKED_KERNELS = (
     _STREAMING,
-    _decoding_few(rhs=("mxfp4",), most_rows=24),
+    _decoding(
+        tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
+        blocks=call.FEW_ROWS_BLOCKS,
+        rhs=("mxfp4",),
+        most_rows=24,
+    ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
     _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
@@ -167,11 +169,8 @@ PACKED_KERNELS = (
 def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
     """The kernel that multiplies packed matrices, None if dequantised ones are faster.
 
-    Which is faster depends on the number of rows, so that batch invariance takes a kernel wherever
-    one can run.
-
-    Programs are traced by it, before it is known what they are compiled for, so that it follows
-    from shapes alone.
+    The choice follows from shapes alone, because a program is traced before its device is known.
+    Batch invariance takes a kernel wherever one can run, whatever the number of rows.
     """
     found = runnable(PACKED_KERNELS, problem, implementation)
     if is_invariant(implementation):
