@@ -11,8 +11,9 @@ from benchmarks import fit
 from benchmarks.never_slower import recipes
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import fallback
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
-from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
+from jax_grouped_gemm._src.fp8.prediction import Cost, Dot, Layer
 
 pytestmark = pytest.mark.plans_as_users_get_them
 BF16 = jnp.bfloat16
@@ -81,6 +82,28 @@ def test_rows_decide(training):
         assert chosen[0][2] and not chosen[-1][2]
         ratios = [bf16 / fp8 for fp8, bf16, _ in chosen]
         assert ratios[-1] > 1.3 > 0.9 > ratios[0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rows", [64, 1 << 17])
+def test_products_take_the_time_of_bytes_or_of_products(rows, training):
+    """Few rows take the time of reading the matrices, many the tensor cores' time."""
+    layer, elements = Layer(64, rows, 0, 2048, 1024), 3 * 2048 * 1024
+
+    def seconds(itemsize, rate):
+        one = (
+            itemsize * 64 * elements / H200.rates.bandwidth
+            if rows == 64
+            else rows * elements / rate
+        )
+        return one * (1 + training)
+
+    in_bf16, in_fp8 = Cost(), Cost()
+    layer.in_bf16(in_bf16, training=training)
+    layer.in_fp8(jgg.Recipe(), in_fp8, training=training)
+    assert in_bf16.rows == pytest.approx(seconds(2, H200.rates.sixteen_bits), rel=0.05)
+    assert in_fp8.rows == pytest.approx(seconds(1, H200.rates.eight_bits), rel=0.05)
+    assert (in_bf16.gradients > 0) == (in_fp8.gradients > 0) == training
 
 
 def test_what_is_not_left_to_plans():
