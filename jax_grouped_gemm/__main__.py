@@ -183,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _divide_cpu(devices: int) -> None:
-    """Makes the CPU `devices` devices, for machines without a GPU, unless XLA_FLAGS says another."""
+    """Splits the CPU into `devices`, for machines without a GPU, unless XLA_FLAGS does so."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:

@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
-"""Rows are cut into more updates below this number: XLA copies each by a single thread block."""
+"""Updates for each peer, at least: XLA copies each by one thread block, far below link speed."""
 
 
 class Route(NamedTuple):
