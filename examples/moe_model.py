@@ -54,10 +54,10 @@ class Config:
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs of forward and backward, without embedding, head and what is computed twice.
+        """FLOPs of forward and backward, without embedding, head and rematerialisation.
 
-        Each active parameter takes 6. A layer of attention takes 12 S heads head_dim, of which a
-        causal mask leaves half.
+        Each active parameter takes 6. A layer of attention takes 12 S heads head_dim, halved by
+        the causal mask.
         """
         attention = 6 * self.layers * self.length * self.heads * self.head_dim
         return 6 * self.active_parameters + attention
@@ -79,7 +79,7 @@ PRESETS = {
         dtype=jnp.float32,
         scan=True,
     ),
-    # 6 of the 48 layers: what fits a GPU of 80 GB with 16 bytes a parameter and activations.
+    # 6 of the 48 layers fit a GPU of 80 GB, with 16 bytes a parameter and activations.
     "qwen3-30b-a3b": Config(
         **QWEN3,
         layers=6,
@@ -118,11 +118,11 @@ REMAT = {
     # Keep nothing but the input of each layer.
     "layers": jax.checkpoint_policies.nothing_saveable,
 }
-"""Policies of `jax.checkpoint` for a layer, from the fastest to the one that needs least memory."""
+"""Policies of `jax.checkpoint` for a layer, from the fastest to the smallest in memory."""
 
 
 class Attention(nnx.Module):
-    """Causal attention with grouped queries, normalised queries and keys: [B, S, D] -> same."""
+    """Causal grouped-query attention with normalised queries and keys: [B, S, D] -> [B, S, D]."""
 
     def __init__(self, config: Config, param_dtype: Any, rngs: nnx.Rngs):
         self.config = config
@@ -147,10 +147,10 @@ class Attention(nnx.Module):
 
 
 class Router(nnx.Linear):
-    """Float32 logits of operands in the dtype of x: `nnx.Linear` would round them to it.
+    """Returns float32 logits; `nnx.Linear` would round them to the dtype of x.
 
-    If `balanced`, the logits are random numbers with the gradients of the logits. Each expert then
-    has as many tokens as any other, and a step takes the time that it takes with a trained router.
+    If `balanced`, the values are random, and gradients are those of the real logits. All experts
+    then have equally many tokens, so that a step takes as long as with a trained router.
     """
 
     def __init__(self, *sizes: int, balanced: bool, **options: Any):
@@ -167,7 +167,7 @@ class Router(nnx.Linear):
 
 @jax.custom_vjp
 def float32_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [B, S, D] @ kernel [D, E] in float32, whose gradients are products in the dtype of x.
+    """x [B, S, D] @ kernel [D, E] in float32; its gradients multiply in the dtype of x.
 
     JAX's own gradient would multiply in float32, which takes ten times as long on a GPU.
     """
@@ -187,7 +187,7 @@ float32_product.defvjp(
 
 
 class Block(nnx.Module):
-    """Attention, then a mixture of experts: [B, S, D] -> the same and the router's losses."""
+    """Attention, then a mixture of experts: [B, S, D] -> [B, S, D] and the router's losses."""
 
     def __init__(self, config: Config, param_dtype: Any, rngs: nnx.Rngs, **of_experts: Any):
         of = dict(dtype=config.dtype, param_dtype=param_dtype, rngs=rngs)
@@ -212,7 +212,7 @@ class Transformer(nnx.Module):
     Args:
       config: sizes.
       remat: a name of `REMAT`.
-      param_dtype: dtype of all parameters but the embedding.
+      param_dtype: dtype of all parameters except the embedding.
       rngs: makes the parameters.
       **of_experts: options of `MoE`, such as `recipe` and `expert_axis`.
     """
@@ -243,9 +243,9 @@ class Transformer(nnx.Module):
         self.head = nnx.Param(normal(rngs.params(), shape, param_dtype))
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tokens [B, S] -> what the head multiplies [B, S, D], and the sum of router losses."""
+        """Tokens [B, S] -> the input of the head [B, S, D], and the sum of router losses."""
         config = self.config
-        # Rows are taken in float32, so that gradients of a token are added up in float32.
+        # Take rows in float32, so that the gradients of a token are added up in float32.
         x = self.embedding[...][tokens].astype(config.dtype)
         turns = rotations(config.length, config.head_dim, ROTARY_BASE)
         if config.scan:
@@ -267,7 +267,7 @@ class Transformer(nnx.Module):
         ), state
 
     def loss(self, windows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Windows of tokens [B, S + 1] -> what is minimised, and the cross-entropy in it."""
+        """Windows of tokens [B, S + 1] -> cross-entropy with router losses, and without."""
         x, router = self(windows[:, :-1])
         kernel = self.head[...].astype(self.config.dtype)
         loss = cross_entropy(self.config.loss_chunks, x, kernel, windows[:, 1:])
@@ -275,19 +275,19 @@ class Transformer(nnx.Module):
 
 
 def stacked(make: Callable[[jax.Array], nnx.Module], keys: jax.Array) -> Any:
-    """A module whose parameters are those of `make(key)` for each of the keys, stacked."""
+    """Returns a module whose parameters are those of `make(key)` for each key, stacked."""
     return nnx.merge(*jax.vmap(lambda key: nnx.split(make(key)))(keys))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def cross_entropy(chunks: int, x: jax.Array, kernel: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean cross-entropy of the logits x @ kernel, in float32.
+    """Returns the mean cross-entropy of the logits x @ kernel, in float32.
 
     Only the logits of one chunk of each sequence are in memory at a time. The gradient of a chunk
-    is computed right after its loss, because it takes the same logits.
+    is computed right after its loss, because both need the same logits.
 
     Args:
-      chunks: how many, a divisor of S.
+      chunks: number of chunks, a divisor of S.
       x: [B, S, D].
       kernel: [D, V], of the dtype of x.
       targets: [B, S].
@@ -300,7 +300,7 @@ def cross_entropy(chunks: int, x: jax.Array, kernel: jax.Array, targets: jax.Arr
 
 
 def _loss_of_chunk(x, kernel, targets):
-    """Sum of the losses, logits, and the logarithm of the sum of their exponentials."""
+    """Returns the sum of the losses, the logits, and the logsumexp of the logits."""
     logits = jnp.einsum("bsd,dv->bsv", x, kernel, preferred_element_type=jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)

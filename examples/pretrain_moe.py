@@ -8,13 +8,13 @@ python -m examples.pretrain_moe --preset qwen3-30b-a3b --devices 8 --expert-para
 
 Devices form a mesh ("data", "expert") of `--devices / --expert-parallel` by `--expert-parallel`.
 Each device has a part of the batch. Experts are divided along "expert", and tokens are sent to
-them. With `--fsdp` parameters are divided along "data" too, and gathered where they are used.
+their experts. With `--fsdp`, parameters are also divided along "data", and gathered for each use.
 
-AdamW and Muon keep float32 weights. In bfloat16, each step writes the 16-bit weights that the next
-one multiplies by. With `--recipe blockwise` it writes the experts' FP8 weights instead.
+AdamW and Muon keep float32 weights. In bfloat16, each step writes the 16-bit weights of the next
+step. With `--recipe blockwise` it writes the experts' FP8 weights instead.
 
-A checkpoint has the weights, the state of the optimiser, the step, and how many sequences of the
-text were read, so that a run resumes where it ended, on any number of devices.
+A checkpoint has the weights, the optimiser's state, the step, and the number of sequences read, so
+that a run resumes where it ended, on any number of devices.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WARMUP = 20  # steps; the learning rate is constant afterwards
 
 
 def make_model(config: Config, options: argparse.Namespace) -> Transformer:
-    """The model of the options, with a place for FP8 weights."""
+    """Returns the model of the options, with a place for FP8 weights."""
     of_experts = {}
     if options.recipe != "none":
         of_experts["recipe"] = jgg.Recipe(scaling=options.recipe)
@@ -74,7 +74,7 @@ def make_model(config: Config, options: argparse.Namespace) -> Transformer:
 def make_optimizer(
     config: Config, options: argparse.Namespace, params: nnx.State, quantizes: bool
 ) -> optim.Optimizer:
-    """AdamW or Muon; with `quantizes` it writes the experts' FP8 weights."""
+    """Returns AdamW or Muon; with `quantizes` it writes the experts' FP8 weights."""
 
     def learning_rate(done: jax.Array) -> jax.Array:
         return config.learning_rate * jnp.minimum(1, (done + 1) / WARMUP)
@@ -85,7 +85,7 @@ def make_optimizer(
     muon = optim.muon(
         learning_rate,
         weight_decay=ADAMW["weight_decay"],
-        consistent_rms=0.2,  # so that the learning rate is that of AdamW
+        consistent_rms=0.2,  # scales updates as AdamW's, so that one learning rate fits both
         muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(_dimensions, params),
         shardings=jax.tree.map(lambda x: x.sharding, params) if options.devices > 1 else None,
     )
@@ -93,16 +93,16 @@ def make_optimizer(
 
 
 def _dimensions(keys: Any, leaf: jax.Array) -> optim.MuonDimensionNumbers | None:
-    """Muon is for the matrices of layers but the router's; AdamW is for the others."""
+    """Gives Muon the matrices of layers except the router's, and AdamW all other parameters."""
     path = jax.tree_util.keystr(keys)
     is_matrix = "wi_" in path or "wo" in path or ("attention" in path and "kernel" in path)
     return optim.MuonDimensionNumbers() if is_matrix else None
 
 
 def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -> Callable:
-    """(params, optimizer state, windows [microbatches, B, S + 1]) -> the same and a loss.
+    """Returns step(params, state, windows [microbatches, B, S + 1]) -> (params, state, loss).
 
-    Gradients of several microbatches are added up in float32 by a scan: only one microbatch's
+    A scan adds up gradients of several microbatches in float32, so that only one microbatch's
     activations are alive at a time. `options` are those of `jax.jit`.
     """
 
@@ -130,8 +130,8 @@ def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -
 
 
 def shardings(params: nnx.State, mesh: Mesh, config: Config, fsdp: bool) -> nnx.State:
-    """Shardings of the parameters: experts along their axis and, with `fsdp`, the embed dimension
-    of experts or the first that the devices divide along "data"."""
+    """Returns shardings that divide experts along "expert" and, with `fsdp`, also along "data":
+    the embed dimension of experts, and the first divisible dimension of other parameters."""
 
     def of(keys: Any, param: jax.Array, names: P) -> NamedSharding:
         stacks = config.scan and "blocks" in jax.tree_util.keystr(keys)
@@ -150,7 +150,7 @@ def shardings(params: nnx.State, mesh: Mesh, config: Config, fsdp: bool) -> nnx.
 
 
 def windows_of(config: Config, options: argparse.Namespace, read: int) -> Iterator[np.ndarray]:
-    """Windows [microbatches, B, S + 1] after the first `read` sequences, the same in any run."""
+    """Yields windows [microbatches, B, S + 1] after `read` sequences, equal in every run."""
     if options.data is None:
         text = load_corpus().train
     elif options.data.suffix == ".npy":
@@ -175,15 +175,15 @@ class Checkpoints:
         self.manager = None if folder is None else ocp.CheckpointManager(folder.absolute())
 
     def save(self, step: int, params: nnx.State, state: optim.OptimizerState, read: int) -> None:
-        """Quantised weights are left out, since they follow from the float32 ones."""
+        """Saves a step, without quantised weights, since these follow from the float32 weights."""
         if self.manager is not None and step not in self.manager.all_steps():
             saved = params, state._replace(quantized=None), np.asarray(read)
             self.manager.save(step, args=ocp.args.StandardSave(saved))
 
     def restore(self, optimizer: optim.Optimizer, params: nnx.State, state: optim.OptimizerState):
-        """(step, params, state, sequences read) of the last checkpoint, or of the start.
+        """Returns (step, params, state, sequences read) of the last checkpoint, or of the start.
 
-        The arrays that it is given are deleted if there is a checkpoint, to make room.
+        If there is a checkpoint, the arrays of `params` and `state` are deleted, to make room.
         """
         done = self.manager and self.manager.latest_step()
         if not done:
@@ -204,7 +204,7 @@ class Checkpoints:
 
 
 def start(config: Config, options: argparse.Namespace, mesh: Mesh):
-    """The model's graph, the optimiser, the parameters, their shardings, and the first state."""
+    """Returns the graph, the optimiser, the parameters, their shardings, and the first state."""
 
     def split() -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
         return nnx.split(make_model(config, options), nnx.Param, Quantized)
@@ -213,12 +213,12 @@ def start(config: Config, options: argparse.Namespace, mesh: Mesh):
     of_params = shardings(shapes, mesh, config, options.fsdp)
     params = jax.jit(lambda: split()[1], out_shardings=of_params)()
     optimizer = make_optimizer(config, options, params, quantizes=bool(quantized))
-    # Not under jit, so that moments are divided as their parameters are.
+    # Initialise outside jit, so that moments are divided as their parameters are.
     return graph, optimizer, params, of_params, optimizer.init(params)
 
 
 def compiler_options(options: argparse.Namespace, mesh: Mesh) -> dict[str, str]:
-    """With which several GPUs send while they compute."""
+    """Returns compiler options with which several GPUs send while they compute."""
     if options.devices == 1:
         return {}
     of_experts = moe.expert_parallel_compiler_options(mesh) if options.expert_parallel > 1 else {}
@@ -226,7 +226,7 @@ def compiler_options(options: argparse.Namespace, mesh: Mesh) -> dict[str, str]:
 
 
 def train(config: Config, options: argparse.Namespace, mesh: Mesh) -> list[float]:
-    """Returns the loss of every step that this run made."""
+    """Trains, and returns the loss of every step of this run."""
     print(jgg.unavailable_reason() or "the kernels run on this machine")
     graph, optimizer, params, of_params, state = start(config, options, mesh)
     checkpoints = Checkpoints(options.checkpoints)
@@ -252,7 +252,7 @@ def train(config: Config, options: argparse.Namespace, mesh: Mesh) -> list[float
             windows = jax.device_put(next(stream), NamedSharding(mesh, BATCH))
             params, state, loss = step(params, state, windows)
             done, read = done + 1, read + windows.shape[0] * windows.shape[1]
-            # The device is a step ahead: it computes this one while the loss before is read.
+            # The device computes this step while the host reads the loss of the step before.
             if (last := report.add(done, loss)) is not None:
                 bar.set_postfix(loss=f"{last:.3f}", refresh=False)
             bar.update()
@@ -271,42 +271,52 @@ def train(config: Config, options: argparse.Namespace, mesh: Mesh) -> list[float
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options of the command line."""
+    """Returns the parser of the command line."""
     own = argparse.ArgumentParser(
         prog="python -m examples.pretrain_moe",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     own.add_argument("--preset", choices=PRESETS, default="tiny")
-    own.add_argument("--layers", type=int, help="instead of the preset's")
-    own.add_argument("--scan", action=argparse.BooleanOptionalAction, help="layers in one loop")
+    own.add_argument("--layers", type=int, help="number of layers, instead of the preset's")
+    own.add_argument(
+        "--scan", action=argparse.BooleanOptionalAction, help="compile layers as one loop"
+    )
     own.add_argument(
         "--balanced", action="store_true", help="send tokens to experts at random, to measure speed"
     )
-    own.add_argument("--remat", choices=REMAT, default="norms", help="what layers keep")
-    own.add_argument("--recipe", choices=["none", "blockwise"], default="none", help="of FP8")
+    own.add_argument(
+        "--remat", choices=REMAT, default="norms", help="what layers keep for the backward pass"
+    )
+    own.add_argument(
+        "--recipe", choices=["none", "blockwise"], default="none", help="recipe of FP8"
+    )
     own.add_argument(
         "--stock", action="store_true", help="multiply experts by jax.lax.ragged_dot, to compare"
     )
     own.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     own.add_argument("--learning-rate", type=float, help="instead of the preset's")
-    own.add_argument("--steps", type=int, default=40, help="in all, those resumed from included")
+    own.add_argument("--steps", type=int, default=40, help="steps in all, earlier runs included")
     own.add_argument("--batch", type=int, help="sequences of a microbatch, on all devices")
-    own.add_argument("--microbatches", type=int, default=1, help="a step")
+    own.add_argument("--microbatches", type=int, default=1, help="microbatches a step")
     own.add_argument("--data", type=Path, help="a file of bytes, or .npy of token ids")
     own.add_argument("--checkpoints", type=Path, help="folder to resume from and to save in")
-    own.add_argument("--save-every", type=int, help="steps; by default, at the end alone")
+    own.add_argument(
+        "--save-every", type=int, help="steps between checkpoints; by default one at the end"
+    )
     own.add_argument("--curve", type=Path, help="loss curve: .csv, and .png with Matplotlib")
     own.add_argument("--profile", help="folder for a trace of the last three steps")
-    own.add_argument("--devices", type=int, default=1, help="that divide the batch")
-    own.add_argument("--expert-parallel", type=int, default=1, help="that divide the experts")
+    own.add_argument("--devices", type=int, default=1, help="devices that divide the batch")
+    own.add_argument(
+        "--expert-parallel", type=int, default=1, help="devices that divide the experts"
+    )
     own.add_argument("--fsdp", action="store_true", help="divide all parameters along data")
     own.add_argument("--seed", type=int, default=0)
     return own
 
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:
-    """Entry point."""
+    """Trains as the arguments say, and returns the losses of the steps."""
     options = parser().parse_args(arguments)
     config = PRESETS[options.preset]
     names = "layers", "scan", "learning_rate"
@@ -326,6 +336,6 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
 
 
 if __name__ == "__main__":
-    # JAX reads it when it first uses the GPU; by default it leaves a quarter of the memory.
+    # JAX reads this when it first uses the GPU; its default leaves a quarter of the memory.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     main()

@@ -21,9 +21,9 @@ class Report:
 
     Args:
       config: sizes of the model.
-      tokens: of a step, on all devices.
-      devices: how many there are.
-      parameters: how many the model has.
+      tokens: tokens of a step, on all devices.
+      devices: number of devices.
+      parameters: number of the model's parameters.
     """
 
     def __init__(self, config: Config, tokens: int, devices: int, parameters: int):
@@ -34,7 +34,7 @@ class Report:
         self.pending: tuple[int, jax.Array] | None = None
 
     def add(self, step: int, loss: jax.Array) -> float | None:
-        """Notes a step that was started, and waits for the one before; returns its loss."""
+        """Records a started step, waits for the step before it, and returns that step's loss."""
         last, self.pending = self.pending, (step, loss)
         return None if last is None else self._wait(*last)
 
@@ -49,7 +49,7 @@ class Report:
         return self.losses[step]
 
     def print(self) -> None:
-        """Prints losses and, after enough steps, the speed and what was counted for it."""
+        """Prints losses and, after enough steps, the speed and what its FLOPs count."""
         if self.losses:
             first, last = min(self.losses), max(self.losses)
             print(f"loss {self.losses[first]:.4f} nats a token in step {first}", end=", ")
@@ -83,9 +83,9 @@ class Report:
 
 
 def write_curve(path: Path, losses: dict[int, float]) -> None:
-    """Writes losses by step as a table, and next to it as a picture if Matplotlib is installed.
+    """Writes losses by step as a table, and as a picture next to it if Matplotlib is installed.
 
-    Steps that the table had before stay in it, so that a run that resumes goes on with its curve.
+    Earlier steps stay in the table, so that a resumed run continues its curve.
     """
     table = path.with_suffix(".csv")
     if table.exists():

@@ -1,16 +1,16 @@
-"""A MoE layer with quantised weights is exported and serves requests of any number of tokens.
+"""Exports a MoE layer with quantised weights, and serves requests of any number of tokens.
 
 python -m examples.serve
 python -m examples.serve --preset h200 --requests 200                   # on a GPU
 python -m examples.serve --preset h200 --weights mxfp4
 
-The weights are quantised once. A server needs the exported programs and this package, and no model
-code. Requests are padded to a few sizes: XLA compiles once for each. On a GPU of compute capability
-9.0 the programs run the kernels.
+The weights are quantised once. A server needs the exported programs and this package, but no model
+code. Requests are padded to a few sizes, because XLA compiles once for each. On a GPU of compute
+capability 9.0 the programs run the kernels.
 
 With `--weights fp8`, tokens are FP8 too, and one program with a symbolic number of tokens serves
 all sizes. With "mxfp4", "int4" or "int8", tokens stay in bfloat16 and kernels read the packed
-weights. How many rows there are decides which kernel does, so that each size has its program.
+weights. The number of rows decides which kernel runs, so each size has its own program.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WEIGHTS = ("fp8", "mxfp4", "int4", "int8")
 
 
 def quantized(config: Config, seed: int, kind: str = "fp8") -> dict[str, Any]:
-    """The parameters of a layer, in the form that is served: a checkpoint takes their place."""
+    """Returns random parameters in the form that is served, in place of a checkpoint's."""
     shapes = {
         "wi_0": (config.experts, config.embed, config.hidden),
         "wi_1": (config.experts, config.embed, config.hidden),
@@ -97,9 +97,9 @@ def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
 
 
 def export_layer(config: Config, params: Mapping[str, Any], tokens: int | None = None) -> bytes:
-    """The layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]).
+    """Returns the layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]).
 
-    For so many tokens, by default for any number of them.
+    The program takes `tokens` tokens, by default any number.
     """
     shape = (
         export.symbolic_shape(f"t, {config.embed}") if tokens is None else (tokens, config.embed)
@@ -124,7 +124,7 @@ class Server:
         self.buckets = sorted(programs)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Tokens [T, D] -> [T, D], padded to the next bucket in between."""
+        """Tokens [T, D] -> [T, D]; pads them to the next bucket for the program."""
         if len(x) > self.buckets[-1]:
             raise ValueError(f"{len(x)} tokens do not fit the largest bucket, {self.buckets[-1]}")
         size = next(bucket for bucket in self.buckets if bucket >= len(x))
@@ -140,7 +140,7 @@ def _call_of(program: Path) -> Any:
 def programs_of(
     config: Config, params: Mapping[str, Any], kind: str, folder: Path
 ) -> dict[int, Path]:
-    """Writes the programs of a server; the file of each bucket's."""
+    """Writes the programs of a server, and returns the file of each bucket's program."""
     found = {}
     for bucket in config.buckets:
         found[bucket] = folder / ("layer.bin" if kind == "fp8" else f"layer_{bucket}.bin")
@@ -151,7 +151,7 @@ def programs_of(
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
-    """Entry point; the median milliseconds of a request by the bucket that it went to."""
+    """Serves requests, and returns the median milliseconds of a request for each bucket."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.serve",
         description=__doc__,
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
             print(f"exported: {program.name}, {program.stat().st_size / 1e3:.0f} kB")
         server = Server(programs, params)
 
-    for bucket in config.buckets:  # A server compiles before it is open.
+    for bucket in config.buckets:  # A server compiles before its first request.
         server(np.zeros((bucket, config.embed), config.dtype))
     times: dict[int, list[float]] = {bucket: [] for bucket in config.buckets}
     for _ in range(options.requests):

@@ -1,6 +1,6 @@
-"""Environment report, then a small MoE language model trains and says how fast and how well.
+"""Reports the environment, trains a small MoE language model, and prints its speed and losses.
 
-With several names after --implementation or --recipe the same training runs once with each.
+With several names after --implementation or --recipe, the same training runs once for each.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _divide_cpu(devices: int) -> None:
-    """For a machine without GPUs: the CPU is so many devices, unless something said otherwise."""
+    """Splits the CPU into `devices`, for machines without a GPU, unless XLA_FLAGS does so."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
@@ -234,6 +234,6 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        # As if nothing had caught it, so that a shell's loop ends too, but without a traceback.
+        # End by the signal itself, so that a shell's loop ends too, but without a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,6 +1,6 @@
 """Activations of an expert's MLP: by name, as a function, or with the parameters of a model.
 
-A kernel that applies one needs no more of it than the fields of an `Activation`.
+A kernel that applies an activation needs only the fields of `Activation`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
-# Past it all functions are those at infinity, in float64 too, and its cube is no infinity.
+# Beyond this gate all functions equal their limits, in float64 too. Its cube is still finite.
 _SATURATED = 1024.0
 
 
 def _saturating(x: jax.Array) -> jax.Array:
-    """`x` for a function that is constant past `_SATURATED`, where its slope has to be zero.
+    """Clips `x` for a function that is constant past `_SATURATED`, so that its slope there is zero.
 
-    Without it the slope of a large gate is zero times an infinity: of its square, or of its product
-    with another number.
+    Otherwise the slope of a large gate is zero times infinity, because its square or another
+    product of it overflows.
     """
     return jnp.where(jnp.abs(x) > _SATURATED, jnp.sign(x) * _SATURATED, x)
 
@@ -117,7 +117,7 @@ class Activation:
 
 
 def _at_most(x: jax.Array, limit: float) -> jax.Array:
-    # A select: at the limit itself the slope is one, as in the kernels, and not a half.
+    # Not `minimum`: its slope at the limit itself is a half; the kernels' is one, as `select`'s.
     return jnp.where(x > limit, limit, x)
 
 
@@ -125,13 +125,13 @@ ACTIVATIONS = {name: Activation(name) for name in FUNCTIONS} | {
     "swiglu_oai": Activation("silu", alpha=1.702, limit=7.0, up_offset=1.0),
     "clamped_silu": Activation("silu", limit=10.0),
 }
-"""Activations by name. "swiglu_oai" is that of GPT-OSS, "clamped_silu" that of DeepSeek-V4."""
+"""Activations by name. GPT-OSS uses "swiglu_oai", DeepSeek-V4 uses "clamped_silu"."""
 
 _KNOWN = {jax.nn.silu: "silu", jax.nn.gelu: "gelu_tanh", jax.nn.relu: "relu"}
 
 
 def as_activation(activation: str | Callable | Activation) -> Activation:
-    """The `Activation` that `activation` names or is; functions of `jax.nn` are recognised.
+    """Returns the `Activation` that `activation` names or is; recognises functions of `jax.nn`.
 
     Raises:
       ValueError: no activation has this name.
@@ -153,9 +153,9 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
 
 
 def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
-    """Whether its function has traced values of its own, for [rows, columns].
+    """Whether the activation's function closes over traced values, for [rows, columns].
 
-    The parameters of a primitive are known when a program is traced, so that none may have it.
+    Such a function cannot be a primitive's parameter, because parameters must be static.
     """
     function = activation.function
     if isinstance(function, str):

@@ -1,8 +1,8 @@
-"""Arguments that the public functions share, checked and in one form.
+"""Checks arguments that the public functions share, and brings them into one form.
 
-Values of group sizes and offsets are checked on request, when a program runs: ragged products take
-any integers. Negative sizes count as zero, the running sum is cut at the number of rows, rows that
-no group owns are zero. These rules make any sizes safe, but hide a mistake in the sizes.
+Ragged products take any integers as group sizes and offsets. Negative sizes count as zero, the
+running sum is cut at the number of rows, and rows that no group owns are zero. These rules make any
+sizes safe, but hide mistakes. `check_groups` checks the values when a program runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _INT32 = np.iinfo(np.int32)
 _jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
-"""Who computes an operation: its kernels, or XLA, of which "reference" is another name."""
+"""Who computes an operation: its kernels, or XLA. "reference" is another name of "xla"."""
 Implementation = KernelName | Invariant | None
 
 Choice = TypeVar("Choice", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
-    """Returns `implementation` by its first name; raises a `ValueError` if it is none."""
+    """Returns `implementation`, "xla" for "reference"; raises a `ValueError` if it is invalid."""
     if isinstance(implementation, Invariant):
         return implementation
     checked_choice("implementation", implementation, (None, *get_args(KernelName)))
@@ -43,7 +43,7 @@ def checked_implementation(implementation: Implementation) -> Implementation:
 
 
 def with_invariance(function: str, implementation: Any, batch_invariant: bool) -> Any:
-    """`implementation`, invariant if the argument or the context asks for that.
+    """Returns `implementation`, made batch invariant if the argument or the context asks for it.
 
     Raises:
       TypeError: `batch_invariant` is no boolean.
@@ -61,7 +61,7 @@ def with_invariance(function: str, implementation: Any, batch_invariant: bool) -
 
 def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
     """Returns `value` if it is one of `choices`, else raises a `ValueError`."""
-    # An array compares element by element.
+    # `value in choices` would compare an array element by element.
     if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}")
     return value
@@ -77,7 +77,7 @@ def checked_boolean(name: str, value: Any) -> bool:
 def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     """Returns the dtype of arrays made with `dtype`: without x64 mode, 64 bits become 32."""
     try:
-        if dtype is not None:  # of which NumPy makes float64
+        if dtype is not None:  # NumPy would take None as float64
             return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     except TypeError:
         pass
@@ -105,7 +105,7 @@ def as_array(name: str, x: Any) -> jax.Array:
 
 
 def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Array) -> None:
-    """Raises a `TypeError` unless all operands of an MLP are of `kind`, and of 16 bits at least."""
+    """Raises a `TypeError` unless all operands of an MLP are of `kind`, with at least 16 bits."""
     for name, x in operands.items():
         if not jnp.issubdtype(x.dtype, kind):
             raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
@@ -169,7 +169,7 @@ def canonical_precision(precision: Any) -> Any:
         return lax.DotAlgorithmPreset[precision]
     try:
         precision = lax.Precision(precision)
-    except (TypeError, ValueError):  # the former of what has no hash
+    except (TypeError, ValueError):  # TypeError if it has no hash
         raise ValueError(
             "precision must be None, a jax.lax.Precision or a name of one, a jax.lax.DotAlgorithm "
             f"or a preset, or a pair of those, got {reprlib.repr(precision)}"
@@ -179,7 +179,7 @@ def canonical_precision(precision: Any) -> Any:
 
 
 def as_indices(name: str, x: Any) -> jax.Array:
-    """Returns an array or number of integers as int32, those beyond its range at its nearest end.
+    """Returns integers, an array or a number, as int32, clipped to its range.
 
     Raises:
       TypeError: `x` is neither an array nor an integer, or not of integers.
@@ -194,7 +194,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
         raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
     if x.dtype == jnp.int32:
         return as_array(name, x)
-    # NumPy's arrays are clipped by NumPy: without x64, JAX would cut 64 bits down to 32.
+    # Clip NumPy's arrays in NumPy: without x64, JAX would cut 64 bits down to 32.
     clip = jnp.clip if isinstance(x, jax.Array) else np.clip
     theirs = jnp.iinfo(x.dtype)
     low, high = max(_INT32.min, int(theirs.min)), min(_INT32.max, int(theirs.max))
@@ -213,7 +213,7 @@ def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _no_offset() -> jax.Array:
-    # Made on the device, so that an eager call sends nothing there.
+    # Make the zero on the device, so that an eager call sends nothing there.
     return jnp.zeros(1, jnp.int32)
 
 
@@ -247,9 +247,9 @@ def evaluate_as_jax(
     preferred_element_type: np.dtype | None,
     is_window: bool,
 ) -> jax.ShapeDtypeStruct:
-    """Shape and dtype that `jax.lax.ragged_dot_general` would return, with its errors.
+    """Returns shape and dtype of the result of `jax.lax.ragged_dot_general`, or raises its errors.
 
-    With `is_window`, rhs may have matrices for some of the groups only.
+    With `is_window`, rhs may have matrices for only some of the groups.
     """
     sizes_shape = group_sizes.shape
     if is_window and sizes_shape and dimension_numbers.rhs_group_dimensions:
@@ -276,7 +276,7 @@ def evaluate_as_jax(
         ) from None
 
 
-# Tracing takes longer than all else that happens before an eager call's kernel.
+# Cached, because tracing takes longer than everything else before an eager call's kernel.
 @functools.lru_cache(maxsize=1024)
 def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(
@@ -285,7 +285,7 @@ def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_el
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    # The mesh of the context is hidden: jax.lax infers no sharding over explicit axes.
+    # Hide the mesh of the context, because jax.lax infers no sharding over explicit axes.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return jax.eval_shape(
             evaluate, *(jax.ShapeDtypeStruct(*x) for x in (lhs, rhs, group_sizes))
@@ -306,8 +306,8 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
     """Context in which ragged products check their group sizes and offsets when they run.
 
     Sizes must not be negative, their sum must be the number of rows, and a group offset must leave
-    all local groups inside the global ones. Outside of `jax.jit` a failed check raises at once.
-    Inside of it, `jax.experimental.checkify` has to carry the errors out:
+    all local groups inside the global ones. Outside `jax.jit` a failed check raises at once.
+    Inside `jax.jit`, `jax.experimental.checkify` has to carry the errors out:
 
         with jgg.check_groups():
             error, y = checkify.checkify(jax.jit(layer))(x, weights)
@@ -315,9 +315,9 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
 
     The context covers `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`,
     `fp8_ragged_dot`, the scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and
-    all that call them inside the context, Flax layers included. In `moe.dropless_mlp` a choice of
-    an expert that does not exist is a row without a group. The checks take a few small kernels for
-    each product. The context can decorate a function.
+    everything that calls them inside the context, Flax layers included. `moe.dropless_mlp` treats
+    a choice of an expert that does not exist as a row without a group. The checks take a few small
+    kernels for each product. The context can decorate a function.
 
     Args:
       unowned_rows: whether the sum may be less than the number of rows, for example because of
@@ -339,7 +339,7 @@ def has_group_checks() -> bool:
 def run_group_checks(
     group_sizes: jax.Array, num_rows: int, group_offset: jax.Array, num_local_groups: int
 ) -> None:
-    """Makes the checks of the context, if there are any.
+    """Runs the checks of the context, if there are any.
 
     Args:
       group_sizes: int32 [..., G].
@@ -350,7 +350,7 @@ def run_group_checks(
     checks: _Checks | None = _context.value
     if checks is None:
         return
-    from jax.experimental import checkify  # which brings Pallas with it
+    from jax.experimental import checkify  # imported late, because it imports Pallas
 
     checkify.check(
         jnp.all(group_sizes >= 0),

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 
 def cdiv(a: Any, b: int) -> Any:
-    """Divides integers, or arrays of them, none of them negative, and rounds up."""
+    """Divides non-negative integers, or arrays of them, and rounds up."""
     return (a + (b - 1)) // b
 
 
@@ -35,7 +35,7 @@ def at_least_float32(dtype: DTypeLike) -> np.dtype:
 
 
 def is_static(*sizes: Any) -> bool:
-    """Whether all are numbers: `jax.export` takes symbolic dimensions too."""
+    """Whether all sizes are numbers, not symbolic dimensions of `jax.export`."""
     return not any(map(export.is_symbolic_dim, sizes))
 
 
@@ -48,7 +48,7 @@ def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns a dtype of whole bytes that holds `dtype`: XLA slices no elements of fewer bits."""
+    """Returns a dtype of whole bytes that holds `dtype`, because XLA slices no smaller elements."""
     if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
         return dtype
     is_integer = jnp.issubdtype(dtype, jnp.integer)
@@ -63,19 +63,19 @@ def _bits_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype as which arrays of `dtype` are sliced and updated.
 
     XLA computes narrow floats on the CPU in float32 and converts the whole array around every
-    dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.
+    dynamic slice and update, in each turn of a loop. It leaves unsigned integers alone.
     """
     is_narrow_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
     return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """`x` in the dtype in which to slice and update it."""
+    """Returns `x` in the dtype in which to slice and update it."""
     return from_bits(x, _bits_dtype(x.dtype))
 
 
 def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The array of `dtype` of which `to_bits` made `x`."""
+    """Undoes `to_bits`: returns the array of `dtype` with the bits `x`."""
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
@@ -112,7 +112,7 @@ def vary_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
 
 def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
     """The rows [m] of x [T, D], zero where an index is not in [0, T)."""
-    if 0 in x.shape:  # a gather finds nothing that is out of range where there is nothing
+    if 0 in x.shape:  # a gather from an empty array finds no index out of range
         zeros = jnp.zeros((rows.shape[0], x.shape[1]), x.dtype)
         return vary_over(zeros, varying_axes(x, rows))
     return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)

@@ -1,4 +1,4 @@
-"""Sums of tangents, of which some may be symbolically zero, and rematerialisation."""
+"""Sums of tangents, some of them symbolically zero, and rematerialisation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jax.interpreters import ad
 
 
 def is_zero(tangent: Any) -> bool:
-    """Whether a tangent or cotangent is zero without there being an array for it."""
+    """Whether a tangent or cotangent is symbolically zero, without an array."""
     return type(tangent) is ad.Zero
 
 
 def tangent_of(out: jax.Array, terms: Sequence[jax.Array]) -> Any:
-    """The tangent of `out` that is the sum of `terms`, symbolically zero without any."""
+    """Returns the sum of `terms` as the tangent of `out`, symbolically zero without terms."""
     if not terms:
         return ad.Zero(jax.typeof(out).to_tangent_aval())
     return functools.reduce(ad.add_tangents, terms)
@@ -24,7 +24,7 @@ def tangent_of(out: jax.Array, terms: Sequence[jax.Array]) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def once_differentiable(function: str, operands: Any) -> Any:
-    """`operands` of the backward pass of `function`, which is not differentiated again."""
+    """Returns `operands` of a backward pass; differentiating it again raises, naming `function`."""
     return operands
 
 
@@ -40,8 +40,8 @@ def _once_differentiable_jvp(function, primals, tangents):
 def is_mapped_over_mesh_axis() -> bool:
     """Whether this is traced under `jax.vmap` with `spmd_axis_name`.
 
-    There JAX cannot vectorise a program within a program that mixes mapped and unmapped values
-    inside `jax.shard_map`: it gives the former types that do not vary over the axis.
+    There JAX cannot vectorise a nested program that mixes mapped and unmapped values inside
+    `jax.shard_map`: it gives mapped values types that do not vary over the axis.
     """
     try:
         from jax._src import core  # no public function tells
@@ -56,7 +56,7 @@ def recomputed(
     static_argnums: int | tuple[int, ...] = (),
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """`jax.checkpoint(function)`, or `function` itself where JAX cannot vectorise the former."""
+    """Returns `jax.checkpoint(function)`, or `function` where JAX cannot vectorise a checkpoint."""
     checkpointed = jax.checkpoint(function, static_argnums=static_argnums, policy=policy)
 
     @functools.wraps(function)

@@ -19,9 +19,9 @@ Tree = TypeVar("Tree")
 
 
 def barrier(operands: Tree) -> Tree:
-    """Returns `operands`, of which XLA makes none available before all of them are computed.
+    """Returns `operands`; XLA makes none of them available before all are computed.
 
-    Tangents are ordered likewise, and so are cotangents.
+    Tangents and cotangents are ordered in the same way.
     """
     leaves, structure = jax.tree.flatten(operands)
     return jax.tree.unflatten(structure, _barrier.bind(*leaves) if leaves else [])

@@ -1,8 +1,8 @@
 """The GPU that a plan is made for, and how fast it is.
 
-A kernel takes the larger of what multiplying and what moving bytes would take. Rates are those that
-an H200 sustains, whose clock falls while all tensor cores are busy. Other chips differ in the
-number of their multiprocessors, and in clock and memory, which is not known here.
+A kernel's time is at least that of its multiplications, and at least that of moving its bytes.
+Rates are those that an H200 sustains, whose clock falls while all tensor cores are busy. Plans know
+how many multiprocessors another chip has, but not its clock and memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 class Rates:
     """The rates that a chip sustains, by default an H200.
 
-    The tensor cores' rates and the memory's are those of large products and large copies in
-    benchmarks/results, those of XLA's float32 products are in h200_rank_k.json.
+    Rates of tensor cores and memory are those of large products and large copies in
+    benchmarks/results; h200_rank_k.json has the rates of XLA's float32 products.
 
     Attributes:
-      multiprocessors: of the chip that has these rates; others multiply in proportion to theirs.
+      multiprocessors: number on the chip with these rates; other chips multiply in proportion.
       sixteen_bits, eight_bits, fp64: multiply-adds a second of operands of these sizes.
-      tf32, float32: those of XLA's float32 products, at the default precision and exact.
-      bandwidth: bytes a second of its memory.
+      tf32, float32: multiply-adds a second of XLA's float32 products, at the default precision and
+        exact.
+      bandwidth: bytes a second of the memory.
     """
 
     multiprocessors: int = 132
@@ -41,12 +42,12 @@ class Rates:
 class Target:
     """The device that a plan is made for, by default an H200.
 
-    An H100 SXM and a GH200 have as many multiprocessors.
+    An H100 SXM and a GH200 have the same number of multiprocessors.
 
     Attributes:
-      multiprocessors: how many it has.
-      arch: which instructions it has.
-      rates: how fast it is.
+      multiprocessors: number of multiprocessors.
+      arch: architecture that kernels are compiled for.
+      rates: speed of the chip.
     """
 
     multiprocessors: int = 132
@@ -59,7 +60,7 @@ class Target:
 
     @classmethod
     def of(cls, device: Any) -> Target:
-        """Describes a `jax.Device`, which may be one that is described only, to compile for it."""
+        """Describes a `jax.Device`, also one that exists only as a description to compile for."""
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 
@@ -67,7 +68,7 @@ class Target:
         """Multiply-adds a second of operands of `dtype`; float32 ones are multiplied in parts."""
         rates, dtype = self.rates, np.dtype(dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating):
-            rate = rates.fp64 / 4  # of complex numbers, each product is four
+            rate = rates.fp64 / 4  # a complex product is four real products
         elif dtype.itemsize == 8:
             rate = rates.fp64
         else:
@@ -83,9 +84,9 @@ class Prediction:
     """The bounds of a kernel's time.
 
     Attributes:
-      tensor_seconds: what the tensor cores take, those idle included that have no tile.
-      memory_seconds: what reading every operand and writing every result once takes.
-      split_seconds: what splitting float32 operands into parts takes before.
+      tensor_seconds: time of the tensor cores, with idle ones that have no tile.
+      memory_seconds: time to read every operand and write every result once.
+      split_seconds: time to split float32 operands into parts first.
     """
 
     tensor_seconds: float
@@ -94,7 +95,7 @@ class Prediction:
 
     @property
     def bound(self) -> Literal["tensor cores", "memory"]:
-        """Which takes longer."""
+        """The bound that takes longer."""
         return "tensor cores" if self.tensor_seconds >= self.memory_seconds else "memory"
 
     @property
@@ -131,10 +132,10 @@ def predict(
       dtype: of the operands.
       multiply_adds: pairs of elements to be multiplied.
       utilization: share of the tensor cores' work that is useful.
-      num_bytes: what is read and written.
+      num_bytes: bytes read and written.
       target: the device.
       products: products of 16-bit parts for one of float32.
-      split_bytes: what is read and written before, to split float32 operands.
+      split_bytes: bytes read and written first, to split float32 operands.
     """
     rate = target.multiply_adds(dtype) * utilization
     return Prediction(

@@ -134,7 +134,7 @@ def explain(
 
     arrays = [leaf for leaf, x in zip(leaves, is_array, strict=True) if x]
     if any(map(_may_be_split, arrays)):
-        # A name of its own, so that no program that was kept is taken, which would tell nothing.
+        # A unique name, so that XLA compiles it: a cached program would report nothing.
         of_arrays.__name__ = f"explained_{uuid.uuid4().hex}"
         with recording() as recorder:
             jaxpr = jax.make_jaxpr(of_arrays)(*arrays).jaxpr
@@ -151,7 +151,7 @@ _TIMES = "with the clock and the memory of an H200"
 
 
 def _default_target() -> tuple[Target, str]:
-    """The size of the chip that plans are made for by default, and which chip it is, in words."""
+    """Returns the default target of plans, and its description in words."""
     device = default_device()
     if unsuitable_device_reason(device):
         words = f"an H200 of {H200.multiprocessors} multiprocessors"
@@ -183,8 +183,8 @@ class _Walk:
     def over(
         self, jaxpr: Jaxpr, owner: str, axis_sizes: Mapping[str, int]
     ) -> Iterator[Plan[Any] | Transfer]:
-        """Yields those of `jaxpr`, nested ones included, which is said in `owner` for a device
-        with manual axes of those sizes."""
+        """Yields plans of `jaxpr`, nested programs included; `owner` says what is around it, for a
+        device with manual axes of those sizes."""
         from jax.extend.core import jaxprs_in_params  # as slow to import as `op.py` says
 
         for eqn in jaxpr.eqns:
@@ -199,7 +199,7 @@ class _Walk:
 
     def _operation(self, op: Op, eqn: Any, axis_sizes) -> Iterator[Plan[Any] | Transfer]:
         operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-        # Over manual axes nothing is split any more.
+        # Inside manual axes arrays are split already.
         call = None if axis_sizes else self._call(op, operands, results, eqn.params)
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
@@ -212,7 +212,7 @@ class _Walk:
             yield plan
 
     def _call(self, op, operands, results, params) -> Call | None:
-        """How it is split, None where that is not known: types of explicit axes say it, or XLA."""
+        """Returns how a call is split, as explicit axes or XLA say; None where that is unknown."""
         if is_split_explicitly(operands):
             dims = op.dims_of(operands, results, params)
             mesh_shape = mesh_of(operands).shape

@@ -22,7 +22,7 @@ def is_available() -> bool:
 
 
 def unavailable_reason() -> str | None:
-    """The reason why the kernels cannot run, None if they can. Initialises JAX's backends."""
+    """Returns why the kernels cannot run, None if they can. Initialises JAX's backends."""
     reason = missing_extension_reason()
     if reason:
         return reason
@@ -41,7 +41,7 @@ def default_device() -> jax.Device:
 
 
 def unsuitable_device_reason(device: jax.Device) -> str | None:
-    """Why `device` cannot run the kernels, None if it can."""
+    """Returns why `device` cannot run the kernels, None if it can."""
     capability = getattr(device, "compute_capability", None)
     if capability in ARCHITECTURES:
         return None
@@ -55,7 +55,7 @@ EXTENSION = "jax_grouped_gemm._extension"
 
 
 def missing_extension_reason() -> str | None:
-    """Why the kernels are not registered with JAX, None if they are."""
+    """Returns why the kernels are not registered with JAX, None if they are."""
     return register_targets()
 
 
@@ -101,7 +101,7 @@ def _without_kernels() -> str:
 
 def _check_ffi_api_version(built: tuple[int, int]) -> None:
     supported = installed_ffi_api_version()
-    # XLA runs handlers of its own major version that are as old as itself or older.
+    # XLA runs handlers of its own major version whose minor version is not newer.
     if built[0] != supported[0] or built[1] > supported[1]:
         raise ImportError(
             f"{EXTENSION} was built for version {built[0]}.{built[1]} of XLA's FFI API, but jaxlib "

@@ -1,13 +1,13 @@
-"""Whether another way is predicted to be faster than a kernel: one estimate for all.
+"""Predicts whether XLA is faster than a kernel, for all operations.
 
-A kernel has tiles of 128 rows, and float32 operands are split in passes before it. XLA has smaller
-tiles, cuts the contracted dimension, and multiplies float32 operands as they are. So small problems
-fall back to XLA: ragged products to products of all rows with every group's matrix, lists to a call
-for each product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
+A kernel has tiles of 128 rows, and passes before it split float32 operands. XLA has smaller tiles,
+cuts the contracted dimension, and multiplies float32 operands unsplit. So small problems fall back
+to XLA: ragged products to products of all rows with every group's matrix, lists to a call for each
+product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
 (`fp8/prediction.py`).
 
-Both times are sums: launches, a share of what multiplying and moving bytes take at the rates of
-`device`, and passes over memory. `fallback.json` has the coefficients of each kind of problem, as
+Both times are sums: launches, a share of the times of multiplying and of moving bytes at the rates
+of `device`, and passes over memory. `fallback.json` has the coefficients of each kind of problem;
 `python -m benchmarks.fit` fits them to measured pairs.
 """
 
@@ -33,8 +33,8 @@ from jax_grouped_gemm._src.plan import TileConfig
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
 
-# XLA's tiles of large products. If multiprocessors outnumber them, XLA cuts the contracted
-# dimension from a depth on, and pads operands where that is no multiple of a step.
+# XLA's tiles of large products. If there are more multiprocessors than tiles, XLA cuts contracted
+# dimensions from this depth on, and pads those that are no multiple of this step.
 TILE, STEP, LEAST_CUT_K = 128, 64, 640
 # Copies of operands for each group are temporary memory.
 MOST_COPIED_BYTES = 64 << 20
@@ -45,10 +45,10 @@ _context = jax.make_user_context("auto")
 
 @contextlib.contextmanager
 def policy(name: Policy) -> Iterator[None]:
-    """Context that says who computes what `implementation=None` leaves open.
+    """Context that decides between kernels and XLA where `implementation` is None.
 
-    Holds for what this thread calls or traces inside, and for its gradients even if those are
-    computed outside. Can decorate a function.
+    It holds for calls that this thread makes or traces inside, and for their gradients, even if
+    those are computed outside. It can decorate a function.
 
     Args:
       name: "auto", the default, falls back to XLA where that is predicted to be faster; "kernels"
@@ -64,13 +64,13 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def is_open(implementation: Any) -> bool:
-    """Whether a plan may take another way than a kernel: nobody asked for one."""
+    """Whether a plan may fall back to XLA, because nobody asked for a kernel."""
     return implementation is None and _context.value != "kernels" and not is_enabled()
 
 
 def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any]:
-    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto",
-    such as "prefer_kernels", and what is `per_row` batch invariant where that is asked for."""
+    """Returns a primitive's parameters, with a policy such as "prefer_kernels" for `implementation`
+    None. What is `per_row` becomes batch invariant where that is asked for."""
     implementation = params["implementation"]
     if not per_row:
         implementation = without(implementation)
@@ -83,7 +83,7 @@ def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The work of XLA instead of a kernel.
+    """The work that XLA does instead of a kernel.
 
     Attributes:
       kind: "noncontracting", "contracting", "list" or "update".
@@ -91,10 +91,10 @@ class Work:
       products: g, m, n and k of each call: a stack of `g` products of [m, k] and [k, n].
       dtype: of the operands.
       terms: products of 16-bit parts for one of float32, 0 for other operands.
-      moved_bytes: of operands and results of the products.
-      pass_bytes: what is read and written by passes before and after them.
-      passes: launches of those, beside what each call has anyway.
-      copied_bytes: of copies of operands, which are temporary memory.
+      moved_bytes: bytes of operands and results of the products.
+      pass_bytes: bytes read and written by passes before and after the products.
+      passes: launches of these passes, besides those that each call has anyway.
+      copied_bytes: bytes of copies of operands, which are temporary memory.
     """
 
     kind: str
@@ -161,19 +161,19 @@ def _fills(g: int, m: int, n: int, target: Target) -> bool:
 
 @functools.cache
 def coefficients() -> dict[str, dict[str, Any]]:
-    """By kind: those of the terms of "kernel" and "instead", and the "margin"."""
+    """Returns, by kind, the coefficients of "kernel" and "instead", and the "margin"."""
     return json.loads(COEFFICIENTS.read_text())
 
 
 def seconds(terms: Mapping[str, float], factors: Mapping[str, float]) -> float:
-    """The sum of terms by their coefficients."""
+    """Returns the sum of terms times their coefficients."""
     return sum(factors[name] * term for name, term in terms.items())
 
 
 def compared(
     kind: str, kernel: Mapping[str, float], instead: Mapping[str, float]
 ) -> tuple[float, float, bool]:
-    """The seconds of a kernel and of another way, from their terms, and whether to take that."""
+    """Returns the seconds of a kernel and of the alternative, and whether to take the latter."""
     factors = coefficients()[kind]
     ours, others = seconds(kernel, factors["kernel"]), seconds(instead, factors["instead"])
     return ours, others, others <= factors["margin"] * ours
@@ -186,12 +186,12 @@ def faster_reason(
     target: Target,
     implementation: str | None,
 ) -> str:
-    """Why XLA should compute a problem that a kernel can run, empty if the kernel should.
+    """Returns why XLA should compute a problem, or an empty text if the kernel should.
 
     Args:
       work: what XLA would compute, None if it cannot.
       kernel: the bounds of the kernel.
-      tile: of the kernel.
+      tile: tile of the kernel.
       target: the device.
       implementation: the parameter of the primitive.
     """

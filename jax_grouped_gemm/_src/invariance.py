@@ -1,10 +1,10 @@
-"""Batch invariance: the bits of a row's result depend on no other row, nor on how many there are.
+"""Batch invariance: the bits of a row's result depend neither on other rows nor on their number.
 
-Primitives have an `Invariant` as their parameter `implementation` instead of None or "cuda", so
-that it travels to cotangents, and through whatever an operation is composed of, as
-`implementation` does. Plans then take kernels alone, of those the ones that are `in_order`, and
-products that split a sum over devices gather instead. Operations whose results are sums over rows,
-such as weight gradients, have no such parameter: `Op.per_row` says which have.
+The parameter `implementation` of a primitive is then an `Invariant` instead of None or "cuda", so
+that batch invariance reaches cotangents and the parts of composed operations, as `implementation`
+does. Plans then take only kernels that are `in_order`. Products gather operands instead of
+splitting a sum over devices. Operations that sum over rows, such as weight gradients, cannot be
+invariant: `Op.per_row` says which operations can.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 
 
 class Invariant(enum.Enum):
-    """A parameter `implementation`: invariant where kernels run, and nowhere else if REQUIRED."""
+    """A parameter `implementation`: invariant where kernels run; REQUIRED refuses all else."""
 
     WHERE_KERNELS_RUN = "batch invariant"
     REQUIRED = "batch invariant, by kernels alone"
@@ -62,20 +62,20 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
 
 
 def is_enabled() -> bool:
-    """Whether the innermost `batch_invariant` asks for it."""
+    """Whether the innermost `batch_invariant` asks for batch invariance."""
     return _context.value
 
 
 def is_invariant(implementation: Any) -> bool:
-    """Whether a parameter `implementation` asks for it."""
+    """Whether a parameter `implementation` asks for batch invariance."""
     return isinstance(implementation, Invariant)
 
 
 def invariant(implementation: Any) -> Any:
-    """The parameter that asks for it, of an `implementation` that may be invariant."""
+    """Returns `implementation` as a parameter that asks for batch invariance."""
     return _INVARIANT.get(implementation, implementation)
 
 
 def without(implementation: Any) -> Any:
-    """The parameter of an operation whose results are sums over rows."""
+    """Returns the parameter for an operation that sums over rows, without batch invariance."""
     return {value: name for name, value in _INVARIANT.items()}.get(implementation, implementation)

@@ -1,7 +1,7 @@
-"""How XLA keeps the calls of an operation split.
+"""Lowers calls of an operation so that they stay split over devices.
 
-Over explicit axes types say what is split: a call becomes `jax.shard_map` of the program of a
-device. Over auto axes that is known once XLA has propagated shardings: a call becomes
+Over explicit axes, types say how arrays are split: a call becomes a `jax.shard_map` of one device's
+program. Over auto axes XLA decides when it propagates shardings: a call becomes a
 `custom_partitioning` of the same program.
 
 This module relies on internals of JAX: the devices are in the lowering context of primitives that
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def lower(ctx: Any, op: Any, inner: Callable[..., Any], operands, params) -> Any:
-    """Lowers a call so that it stays split, by `inner` where nothing is or can be."""
+    """Lowers a call so that it stays split, or by `inner` where nothing is or can be split."""
     if current_recorder():
         inner = _compute_nothing
     mesh = mesh_of(ctx.avals_in)
@@ -59,7 +59,7 @@ def _compute_nothing(ctx, *operands, **params):
 
 
 def _nothing(results: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[..., list[jax.Array]]:
-    """Zeros that XLA takes for results of the operands."""
+    """Returns a function of zeros that XLA takes for results of the operands."""
 
     def function(*operands):
         zeros = [jnp.zeros(shape, dtype) for shape, dtype in results]
@@ -80,7 +80,7 @@ def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
             in_specs=tuple(in_specs),
             out_specs=out_specs if op.multiple_results else out_specs[0],
             axis_names=set(axes_of_kind(mesh, AxisType.Explicit)),
-            # A result that is whole is the same everywhere, though it stands beside split ones.
+            # A result that is not split is equal on all devices, although other results are split.
             check_vma=False,
         )(*(placed(x, mesh, spec) for x, spec in zip(operands, in_specs, strict=True)))
 
@@ -152,7 +152,7 @@ _PROGRAM = type(lax.add_p)("program_of_a_device")
 
 
 def _without_types(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced and lowered as if there were no mesh.
+    """Returns `function`, traced and lowered as if there were no mesh.
 
     JAX 0.12 traces the program of a device under the mesh of `jax.set_mesh`. Types over its
     explicit axes would become constraints in a module that nobody partitions.
@@ -181,7 +181,7 @@ mlir.register_lowering(_PROGRAM, _lower_program)
 
 
 def require_devices(primitive: Any) -> None:
-    """Has JAX tell the lowering of `primitive` for which devices it is."""
+    """Makes JAX tell the lowering of `primitive` its devices."""
     try:
         from jax._src.dispatch import prim_requires_devices_during_lowering as primitives
     except ImportError:  # then `lower` sees no devices, and splits nothing over auto axes
@@ -190,10 +190,10 @@ def require_devices(primitive: Any) -> None:
 
 
 def with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
-    """`ctx` for some of a program's platforms, with lowered functions that only they share.
+    """Returns `ctx` for some platforms of a program, with lowered functions of their own.
 
-    JAX lowers a function inside `jax.jit` once a program. It does not look at the platforms that a
-    rule is for, so the program's CPU would run what a rule for CUDA had lowered for the GPU.
+    JAX lowers a function inside `jax.jit` once for a program, whatever platforms a rule is for. So
+    the CPU would run a function that a rule for CUDA had lowered for the GPU.
 
     Raises:
       NotImplementedError: this release of JAX keeps lowered functions elsewhere.

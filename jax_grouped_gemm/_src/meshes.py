@@ -1,4 +1,4 @@
-"""Mesh axes: which of them types speak of, and arrays that are brought to where a spec says."""
+"""Mesh axes by kind, and arrays moved to the sharding that a spec says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def axes_of_kind(mesh: Any, kind: AxisType) -> Axes:
 
 
 def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
-    """`x` split as `spec` says over the explicit axes; over auto axes that is XLA's to see to."""
+    """Returns `x` split as `spec` says over explicit axes; XLA decides over auto axes."""
     explicit = axes_of_kind(mesh, AxisType.Explicit)
 
     def kept(entry):
@@ -38,7 +38,7 @@ def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
 
 
 def gathered(x: jax.Array, spec: P) -> jax.Array:
-    """All of what devices along manual axes have slices of, split as `spec` says."""
+    """Gathers `x`, whose slices devices along manual axes have, as `spec` says."""
     for axis, names in enumerate(spec):
         if names is not None:
             x = lax.all_gather(x, names, axis=axis, tiled=True)
@@ -46,7 +46,7 @@ def gathered(x: jax.Array, spec: P) -> jax.Array:
 
 
 def as_sharded(out_sharding: Any, product: Callable[..., Any], *operands: Any) -> Any:
-    """`product` under the explicit axes of the mesh, which XLA partitions as it likes."""
+    """Computes `product` under the explicit axes of the mesh, partitioned as XLA likes."""
     if not isinstance(out_sharding, NamedSharding | P):
         raise TypeError(
             "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "

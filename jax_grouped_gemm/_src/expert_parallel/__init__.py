@@ -1,1 +1,1 @@
-"""A layer whose experts are divided among devices: what travels, and what each of them computes."""
+"""A layer whose experts are divided among devices: its communication and its computation."""

@@ -126,9 +126,9 @@ def expert_parallel_mlp(
         recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
         NCCL's kernels can use the rest; None for all, which is right with copy engines. Products in
-        FP8 are not limited.
-      biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
-        the same for all and added once.
+        FP8 have no limit.
+      biases: biases of this device's experts, see `moe.dropless_mlp`. The bias of wo is the same
+        on all devices along `tensor_axis`, and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for this device's experts, see
@@ -184,7 +184,7 @@ def expert_parallel_mlp(
         max_sms=_checked_limit(max_sms),
     )
     if not x.size:
-        # Nothing travels; XLA does not get to the end of collectives without elements either.
+        # XLA never finishes collectives without elements, so send nothing.
         nothing = vary_over(jnp.zeros((), jnp.int32), frozenset(group.every))
         y = x.astype(experts.weights.result_dtype(x))
         return y, group_stats(nothing, nothing, group)
@@ -210,7 +210,7 @@ def _schedule(
     top_k: int,
     wanted: Wanted,
 ) -> Schedule:
-    """The options that are asked for; the fastest for all others."""
+    """Returns the options that are asked for, and the fastest choice for all others."""
     differ = group.tokens == group.experts
     if wanted.strategy == "ragged_all_to_all" and not differ:
         raise ValueError(
@@ -251,7 +251,7 @@ def _schedule(
 
 
 def _check_invariant(group: Group) -> None:
-    """Raises a `ValueError` if sums of a token are made by several devices, or in another order."""
+    """Raises a `ValueError` if several devices would sum a token's rows, or in another order."""
     if group.tensor:
         raise ValueError(
             f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {group.tensor}: "

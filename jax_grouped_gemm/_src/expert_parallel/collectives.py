@@ -1,6 +1,6 @@
-"""Tokens gathered from all devices of a group, and partial results added up where they came from.
+"""Gathers tokens from all devices of a group, and adds up partial results on each token's device.
 
-The two are each other's transpose.
+Each operation is the other's transpose.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
     return lax.psum(y, group.summed) if group.summed else y
 
 
-# The first two below are made of the same steps backwards, so that JAX transposes one into the
-# other, and so are the last two. The sum over devices, which is that of copies' cotangents, is in
-# float32 at least for that reason.
+# `_scatter` has the steps of `_gather` backwards, so that JAX transposes one into the other; so
+# have the two by shifts. Copies are in float32 at least, so that the sum of their cotangents over
+# devices is, too.
 
 
 def _gather(x: jax.Array, axes: Axes) -> jax.Array:
-    """Everybody sends everybody a copy, as an all_gather does."""
+    """Sends a copy from each device to each other device, as an all_gather does."""
     copies = jnp.broadcast_to(x.astype(at_least_float32(x.dtype)), (lax.axis_size(axes), *x.shape))
     everybody = lax.all_to_all(copies.astype(x.dtype), axes, 0, 0)
     return everybody.reshape(-1, *x.shape[1:])
 
 
 def _scatter(y: jax.Array, axes: Axes) -> jax.Array:
-    """Added up in the order of the devices, and rounded once."""
+    """Adds up partial results in the order of the devices, and rounds once."""
     parts = y.reshape(lax.axis_size(axes), -1, *y.shape[1:])
     parts = lax.all_to_all(parts, axes, 0, 0)
     return jnp.sum(parts, axis=0, dtype=at_least_float32(y.dtype)).astype(y.dtype)
@@ -58,9 +58,9 @@ def _scatter(y: jax.Array, axes: Axes) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
-    """Everybody sends to the device before it, then to the one before that, and so on.
+    """Sends tokens to the device before this one, then to the device before that, and so on.
 
-    A device's own tokens are copied while the others' are on their way.
+    A device copies its own tokens while other tokens travel.
     """
     _, *others = _copies_by_shifts(x, axes)
     buffer = jnp.pad(x, ((0, len(others) * len(x)), *((0, 0),) * (x.ndim - 1)))
@@ -72,7 +72,7 @@ def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
 
 @_gather_by_shifts.defjvp
 def _(axes, primals, tangents):
-    # The copy's transpose would write zeros where the others' tokens are.
+    # The transpose of the copy would write zeros in the place of other devices' tokens.
     (x,), (tangent,) = primals, tangents
     return _gather_by_shifts(x, axes), jnp.concatenate(_copies_by_shifts(tangent, axes))
 
@@ -83,15 +83,15 @@ def _copies_by_shifts(x: jax.Array, axes: Axes) -> list[jax.Array]:
 
 
 def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
-    """Added up in the order of `_gather_by_shifts`, and rounded once."""
+    """Adds up partial results in the order of `_gather_by_shifts`, and rounds once."""
     parts = jnp.split(y, lax.axis_size(axes))
     return _sum(_shifted(part, axes, shift) for shift, part in enumerate(parts))
 
 
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
-    """`_scatter_by_shifts` of what `make` makes of `of` [sources * T, ...], a source at a time.
+    """Scatters `make(part)` by shifts, for the part of each source in `of` [sources * T, ...].
 
-    The parts for other devices are made first, and travel while the rest is made.
+    Parts for other devices are made first, and travel while the device makes its own part.
     """
     own, *others = jnp.split(of, lax.axis_size(axes))
     parts = []
@@ -111,7 +111,7 @@ def _sum(parts: Iterable[jax.Array]) -> jax.Array:
 
 
 def _shifted(x: jax.Array, axes: Axes, by: int) -> jax.Array:
-    """Sent to the device that comes `by` later in a ring."""
+    """Sends `x` to the device that is `by` places later in a ring."""
     size = lax.axis_size(axes)
     if by % size == 0:
         return x

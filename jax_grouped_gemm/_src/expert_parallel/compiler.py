@@ -1,4 +1,4 @@
-"""Options of XLA with which devices send while they compute."""
+"""Options of XLA that let devices send while they compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUMS_IN_FLIGHT = {"xla_gpu_experimental_parallel_collective_overlap_limit": "16"
 
 
 def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Options of `jax.jit` with which copy engines of GPUs send the data of a ppermute.
+    """Returns options of `jax.jit` with which copy engines of GPUs send the data of a ppermute.
 
     A layer over two devices sends its tokens and results by ppermutes. NCCL sends them with
     kernels, which take multiprocessors from products and wait while products occupy them. Copy
@@ -36,7 +36,7 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
 
 
 def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Options of `jax.jit` with which gradients are summed over GPUs while others are computed.
+    """Returns options of `jax.jit` that sum gradients over GPUs while others are computed.
 
     By default XLA runs one collective at a time, so the sums of all gradients come at the end of a
     step, where no computation overlaps with them. With these options each sum starts as soon as its
@@ -60,5 +60,5 @@ def _are_gpus(devices: Mesh | Iterable[Any] | None) -> bool:
     if isinstance(devices, Mesh):
         devices = devices.devices.flat
     found = jax.devices() if devices is None else list(devices)
-    # A GPU that is only described, to compile for it, has the platform's other name.
+    # The platform has two names: a GPU that is only described, to compile for it, has the other.
     return bool(found) and all(device.platform in ("gpu", "cuda") for device in found)

@@ -1,8 +1,8 @@
-"""Rows sent to the devices that have their experts, and back, by `jax.lax.ragged_all_to_all`.
+"""Sends rows to the devices that have their experts, and back, by `jax.lax.ragged_all_to_all`.
 
-Rows of a device are sorted by expert, and so are those that arrive, each expert's by source: there
-is nothing to be sorted again. All offsets follow from one matrix, of how many rows each source has
-for each expert, so that neither direction nor a derivative asks other devices for them.
+Rows of a device are sorted by expert. Arriving rows are sorted by expert, and then by source, so
+they need no other sort. All offsets follow from one matrix, the number of rows of each source for
+each expert, so that neither direction nor a derivative asks other devices for offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
-"""XLA copies an update by one block of threads, which reaches a fraction of a link's speed."""
+"""Updates for each peer, at least: XLA copies each by one thread block, far below link speed."""
 
 
 class Route(NamedTuple):
@@ -41,12 +41,12 @@ class Routes(NamedTuple):
 
 
 def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
-    """The way of rows to their experts and back.
+    """Returns the routes of rows to their experts and back.
 
     Args:
-      counts: int32 [devices, E], how many rows each device has for each expert.
-      device: int32 scalar, which of them this is.
-      num_rows: what a device has room for; rows past that are not sent.
+      counts: int32 [devices, E], rows of each device for each expert.
+      device: int32 scalar, index of this device.
+      num_rows: rows that a device has room for; rows past that are not sent.
     """
     devices, num_experts = counts.shape
     here = num_experts // devices
@@ -68,7 +68,7 @@ def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
 
 
 def count_matrix(experts: jax.Array, num_experts: int) -> jax.Array:
-    """Choices [devices, n] -> int32 [devices, E], how many each device has for each expert."""
+    """Choices [devices, n] -> int32 [devices, E], the number of each device for each expert."""
     names = jnp.arange(num_experts, dtype=experts.dtype)
     return jnp.sum(experts[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
 
@@ -78,7 +78,7 @@ def _exclusive_cumsum(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _cut(starts, sizes, ends_at, received, pieces) -> Route:
-    """Each update as so many smaller ones."""
+    """Cuts each update into `pieces` smaller updates."""
 
     def offsets(x):
         return (x.reshape(-1, 1) + begins(sizes)).reshape(-1)
@@ -98,22 +98,22 @@ def _cut(starts, sizes, ends_at, received, pieces) -> Route:
 def exchange(
     rows: jax.Array, ways: Routes, axes: Axes, num_rows: int, all_arrive: bool
 ) -> jax.Array:
-    """Rows [n, D] of this device -> those that arrive here, [num_rows, D].
+    """Sends rows [n, D] of this device, and returns the arriving rows [num_rows, D].
 
-    It is linear in the rows: its transpose sends the other way.
+    The exchange is linear in the rows: its transpose sends the other way.
 
     Args:
-      rows: what is sent.
-      ways: the route of the rows, and that of their cotangents.
+      rows: rows to send.
+      ways: the route of the rows, and the route of their cotangents.
       axes: the mesh axes of the devices.
-      num_rows: of the result.
-      all_arrive: whether rows to which nothing is sent are never looked at; they are undefined
+      num_rows: rows of the result.
+      all_arrive: whether nobody reads result rows to which nothing is sent. They are undefined
         then, and zero otherwise.
     """
     params: dict[str, Any] = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
     varying = varying_axes(rows, *ways.there) | frozenset(axes)
     operands = [vary_over(x, varying) for x in (rows, *ways.there, *ways.back)]
-    # Traced here, where the mesh axes have their names; to lower it is to lower this.
+    # Trace the exchange here, where the mesh axes have their names, and lower this program later.
     program = jax.make_jaxpr(functools.partial(_send, **params))(*operands)
     return EXCHANGE.bind(*operands, program=program, **params)
 
@@ -127,7 +127,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
         empty = lax.empty if all_arrive else jnp.zeros
         # The buffer has the type of the result.
         buffer = vary_over(empty(like.shape, like.dtype), varying)
-        # Mapped over, rows or a buffer need a route that is, too. XLA folds what this adds.
+        # Under `vmap`, mapped rows need a mapped route. XLA folds this addition.
         nothing = sum(jnp.sum(x[:1, :1] != x[:1, :1], dtype=jnp.int32) for x in (rows, buffer)) * 0
         route = (x + nothing for x in route)
         return lax.ragged_all_to_all(rows, buffer, *route, axis_name=axes)
@@ -136,7 +136,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
         return _reference(rows, route, axes, num_rows)
 
     if is_mapped_over_mesh_axis():
-        # Both branches would be programs within a program.
+        # A choice by platform would nest programs, which this `vmap` cannot map.
         return elsewhere(rows, there)
     return lax.platform_dependent(rows, there, cuda=on_gpu, default=elsewhere)
 
@@ -183,7 +183,7 @@ batching.primitive_batchers[EXCHANGE] = _batch
 
 
 def _reference(rows: jax.Array, route: tuple, axes: Axes, num_rows: int) -> jax.Array:
-    """The exchange by collectives that every platform has; zeros where nothing arrives."""
+    """Exchanges by collectives that every platform has; rows are zero where nothing arrives."""
     everyone = lax.all_gather(rows, axes)
     offsets = lax.all_gather(jnp.stack(route[:3]), axes)
     devices = offsets.shape[0]

@@ -1,4 +1,4 @@
-"""The MLPs of the experts that a device has, on as many rows as there happen to be."""
+"""The MLPs of a device's experts, on a number of rows that only the device knows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class LocalExperts(Experts):
 
     @property
     def combines(self) -> bool:
-        """Whether `sums_on_tokens` may be called, which reads gradients of sums in place too."""
+        """Whether `sums_on_tokens` may be called; it also reads gradients of sums in place."""
         return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
     def sums_on_tokens(
         self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, sources: int
     ) -> jax.Array:
         """Tokens [T, D] of `sources` devices and weights [m] -> sums of tokens' rows: [T, D]."""
-        # Rows that no expert owns are zero in results, and need not be added up. They keep a token:
-        # products skip them, and loads of rows of no token are slow.
+        # Rows that no expert owns are zero in results, and need not be added up. They still name a
+        # token, because products skip them anyway, and loading rows without a token is slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows, sources)
         return self.mlp(rows, weights, pairs.groups, combines=True)
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
+        """Tokens [T, D] and weights [m] -> rows [m, D]; the first `pairs.valid_rows` are valid."""
         rows = Rows(x, pairs.token_of_row, pairs.inverse, self._count(pairs))
         if self.takes_tokens(rows, weights, pairs.groups):
             return self.mlp(rows, weights, pairs.groups)
@@ -49,13 +49,13 @@ class LocalExperts(Experts):
         return gather_rows(x, pairs.token_of_row, self._count(pairs), **options)
 
     def add_up(self, rows: jax.Array, pairs: LocalPairs) -> jax.Array:
-        """Rows [m, D] -> the sum of each token's: [T, D]."""
+        """Rows [m, D] -> the sum of each token's rows: [T, D]."""
         options = dict(count=self._count(pairs), implementation=self.of_rows)
         return combine(rows, pairs.inverse, order=pairs.pair_of_row, **options)
 
     def _count(self, pairs: LocalPairs) -> jax.Array | None:
-        """Past which row nothing is moved. Rows that no expert owns are zero where they come back,
-        so that they may be moved as well."""
+        """Returns the row past which nothing is moved, or None. Rows that no expert owns are zero
+        where they come back, so moving them does no harm."""
         return None if self.reads_every_row else pairs.valid_rows
 
 

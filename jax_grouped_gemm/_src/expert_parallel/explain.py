@@ -1,5 +1,4 @@
-"""`explain_expert_parallel`: how a layer over several devices would run, found out without
-devices."""
+"""`explain_expert_parallel`: predicts how a layer over several devices runs, without devices."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_option
 
 @dataclasses.dataclass(frozen=True)
 class ExpertParallelExplanation:
-    """The ways that were compared; `str()` for reading.
+    """The choices that were compared; `str()` for reading.
 
     Attributes:
       shape: the sizes of the layer on one device.
-      chosen: the way that `expert_parallel_mlp` takes.
-      others: the best of every other strategy.
+      chosen: the choice of `expert_parallel_mlp`.
+      others: the best choice of every other strategy.
       batch_invariant: whether batch invariance allows only one strategy.
     """
 
@@ -89,13 +88,13 @@ def explain_expert_parallel(
     was measured on two H200.
 
     Args:
-      tokens: T, of one device.
+      tokens: T, the tokens of one device.
       embed, hidden: D and F.
-      num_experts: E, of all devices together.
-      top_k: experts a token.
-      devices: N, along `expert_axis`.
-      tensor_devices: along `tensor_axis`, with the same tokens.
-      dtype: of tokens and matrices.
+      num_experts: E, the experts of all devices together.
+      top_k: experts for each token.
+      devices: N, the devices along `expert_axis`.
+      tensor_devices: devices along `tensor_axis`, with the same tokens.
+      dtype: dtype of tokens and matrices.
       strategy, chunks, combine, overlap, save, buffer_factor, batch_invariant: see
         `expert_parallel_mlp`.
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that

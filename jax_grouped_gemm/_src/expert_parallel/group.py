@@ -21,8 +21,9 @@ class Group:
     Attributes:
       experts: each device along these has a slice of the experts.
       tensor: each device along these has a slice of every expert's hidden features.
-      tokens: those of the above along which each device has tokens of its own. They are gathered,
-        and results scattered. Tokens are the same along the others, and results are added up.
+      tokens: the axes among these along which each device has its own tokens. Tokens are gathered
+        along them, and results scattered. Along the other axes tokens are the same, and results
+        are added up.
     """
 
     experts: Axes
@@ -33,11 +34,11 @@ class Group:
     def of(
         cls, expert_axis: AxisNames, tensor_axis: AxisNames | None, *of_tokens: jax.Array
     ) -> Group:
-        """The group of tokens and their routing, whose types say over which axes they vary.
+        """Returns the group of tokens and their routing, whose types say over which axes they vary.
 
         Raises:
           TypeError: an axis is not named by a string.
-          ValueError: no axis, an axis that is named twice, or one that is none of a mesh here.
+          ValueError: there is no axis, an axis is named twice, or no mesh here has it.
         """
         experts = axis_names("expert_axis", expert_axis)
         tensor = () if tensor_axis is None else axis_names("tensor_axis", tensor_axis)
@@ -73,29 +74,29 @@ class Group:
 
     @property
     def num_slices(self) -> int:
-        """Into how many slices the experts are divided."""
+        """Number of slices of the experts."""
         return lax.axis_size(self.experts)
 
     @property
     def num_sources(self) -> int:
-        """How many devices bring tokens of their own."""
+        """Number of devices with tokens of their own."""
         return lax.axis_size(self.tokens) if self.tokens else 1
 
     def slice_index(self) -> jax.Array:
-        """Which slice of the experts this device has."""
+        """Index of this device's slice of the experts."""
         return lax.axis_index(self.experts)
 
     def tensor_index(self) -> jax.Array | int:
-        """Which slice of the hidden features this device has."""
+        """Index of this device's slice of the hidden features."""
         return lax.axis_index(self.tensor) if self.tensor else 0
 
 
 def axis_names(argument: str, axes: AxisNames) -> Axes:
-    """One name or several as a tuple.
+    """Returns one name or several as a tuple.
 
     Raises:
-      TypeError: something is no name.
-      ValueError: there is none.
+      TypeError: a name is no string.
+      ValueError: there is no name.
     """
     names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
     if not all(isinstance(name, str) for name in names):

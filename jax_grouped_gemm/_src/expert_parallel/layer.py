@@ -1,4 +1,4 @@
-"""One layer over the devices of a group, by either way of bringing tokens to their experts."""
+"""Computes a layer over the devices of a group, by either strategy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Schedule:
 
     Attributes:
       strategy: how tokens come to their experts.
-      chunks: into how many parts the tokens of a device are divided.
+      chunks: number of parts into which the tokens of a device are divided.
       buffer_factor: see `expert_parallel_mlp`.
       combine: how partial results are added up.
-      save: what the backward pass has of the tokens.
-      overlap: whether collectives run beside products.
+      save: the form of the tokens that is kept for the backward pass.
+      overlap: whether collectives run at the same time as products.
     """
 
     strategy: Strategy
@@ -51,7 +51,7 @@ class Choices(NamedTuple):
 def run(
     x: jax.Array, choices: Choices, experts: LocalExperts, group: Group, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Tokens [T, D] of this device -> their results, rows wanted here and rows that were kept."""
+    """Tokens [T, D] of this device -> their results, the rows wanted here and the rows kept."""
     tokens, top_k = choices.experts.shape
     everyone = _gather_choices(choices, group, schedule)
     # [sources * T, k] -> [sources, chunks, T / chunks, k]
@@ -70,10 +70,10 @@ def run(
 
 
 def _after(result, x, choices: Choices, experts: LocalExperts):
-    """The operands of a chunk, once the result of the one before it is there, and that result.
+    """Returns a chunk's operands once the previous chunk's `result` is there, and that result.
 
-    So that there are the buffers of one chunk at a time, and of gradients of matrices one more than
-    the sum: backwards, a chunk begins when the gradients of the one after it are added up.
+    The barrier bounds memory: buffers exist for one chunk at a time. Backwards, a chunk begins
+    when the next chunk's gradients of matrices are added up, so there is one besides the sum.
     """
     y, *counts = result
     x, choices, matrices, y = barrier((x, choices, experts.weights, y))
@@ -81,10 +81,10 @@ def _after(result, x, choices: Choices, experts: LocalExperts):
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
-    """The choices of all sources, in the order in which their tokens come."""
+    """Returns the choices of all sources, in the order in which their tokens come."""
     if not group.tokens:
         return choices
-    # Integers up to 2^24 are floats exactly.
+    # Float32 holds integers up to 2^24 exactly.
     top_k = choices.experts.shape[1]
     dtype = at_least_float32(choices.weights.dtype)
     experts = lax.stop_gradient(choices.experts.astype(dtype))
@@ -107,9 +107,9 @@ def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
 
 
 def _gathered(x, choices, experts, group, schedule):
-    """Everybody's tokens come here, and partial results go back.
+    """Gathers the tokens of all devices, and sends partial results back.
 
-    The last result are the experts for the next chunk.
+    The last result is the experts for the next chunk.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
 
@@ -120,7 +120,7 @@ def _gathered(x, choices, experts, group, schedule):
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
         elif experts.combines:
-            # By ppermutes, the sums of each device leave when they are there.
+            # With ppermutes, the sums for each device leave as soon as they are ready.
             sources = len(everybody) // len(x) if schedule.combine == "ppermute" else 1
             y = experts.sums_on_tokens(everybody, pairs, weights, sources)
             y = checkpoint_name(y, "mlpwo")
@@ -138,7 +138,7 @@ def _gathered(x, choices, experts, group, schedule):
 def _returned(
     rows: jax.Array, pairs: LocalPairs, experts: LocalExperts, group: Group, combine: Combine
 ) -> jax.Array:
-    """The sums of each token's rows, on the device that has the token."""
+    """Returns the sums of each token's rows, on the device that has the token."""
 
     def at_once(rows, pairs):
         return collectives.scatter(experts.add_up(rows, pairs), group, combine)
@@ -160,7 +160,7 @@ def _returned(
 
     @one_by_one.defjvp
     def _(primals, tangents):
-        # Transposed, one copy of all tokens to rows, not the sum of one for each device.
+        # The transpose is then one copy of all tokens to rows, not a sum of one for each device.
         _, order, inverse, sizes, valid_rows, wanted = primals
         pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
         return one_by_one(*primals), at_once(tangents[0], pairs)
@@ -170,9 +170,9 @@ def _returned(
 
 
 def _exchanged(x, choices, experts, group, schedule):
-    """Rows travel to their experts and back, where they are added up.
+    """Sends rows to their experts and back, and adds them up on the token's device.
 
-    The rows that arrive are those that `_gathered` would copy, in the same order.
+    The arriving rows are those that `_gathered` would copy, in the same order.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
     num_experts = experts.weights.count * group.num_slices
@@ -182,7 +182,7 @@ def _exchanged(x, choices, experts, group, schedule):
     ways = exchange.routes(counts, device, pairs.num_rows)
     mine = lax.dynamic_index_in_dim(of_devices, device, keepdims=False)
     mine = mine.reshape(len(x), -1)
-    # Nobody has room for what was dropped, but every pair has a row here.
+    # No device has room for dropped rows, but every pair has a row here.
     own = local_pairs(mine, jnp.int32(0), num_experts, mine.size, experts.of_rows)
     all_arrive = schedule.buffer_factor is None and not experts.reads_every_row
 
@@ -204,11 +204,11 @@ def _exchanged(x, choices, experts, group, schedule):
 def _together(
     rows: jax.Array, weights: jax.Array, experts: LocalExperts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, LocalExperts]:
-    """All three, with an order of their gradients.
+    """Returns all three operands, with an order of their gradients.
 
-    Without `overlap` no gradient travels before all are done: it would run beside a product, and
-    wait for other devices on multiprocessors that the product counts on. In chunks, the gradient of
-    wo is added to those of other chunks by then, so that its memory is free for the next matrix's.
+    Without `overlap` no gradient travels before all are computed: its collective would wait for
+    other devices on multiprocessors that a product needs. In chunks, the gradient of wo is by then
+    added to those of other chunks, so that its memory is free for the next matrix's gradient.
     """
     if schedule.overlap:
         return rows, weights, experts
@@ -221,5 +221,5 @@ def _together(
 
 
 def _keeping(schedule, layer):
-    """`layer`, whose backward pass has what `save` says."""
+    """Returns `layer` with a backward pass that keeps what `save` says."""
     return recomputed(layer) if schedule.save == "nothing" else layer

@@ -1,4 +1,4 @@
-"""`expert_parallel`: the layer for code under jit, which sees whole arrays."""
+"""`expert_parallel`: the layer for code under `jax.jit`, which works on whole arrays."""
 
 from __future__ import annotations
 
@@ -55,31 +55,31 @@ def expert_parallel(
             y, stats = layer(x, moe.route(x @ gate, top_k=2), wi_0, wi_1, wo)
             return y
 
-    Matrices are divided by ``P(expert_axis, fsdp_axis, tensor_axis)``, that of the down projection
-    by ``P(expert_axis, tensor_axis, fsdp_axis)``, the axes of MaxText's logical names exp, embed
-    and mlp. Arrays that are elsewhere are sent to where they belong.
+    wi_0 and wi_1 are divided by ``P(expert_axis, fsdp_axis, tensor_axis)``, and wo by
+    ``P(expert_axis, tensor_axis, fsdp_axis)``: the axes of MaxText's logical names exp, embed and
+    mlp. Arrays with another sharding are moved to this one.
 
     Args:
       mesh: the devices, with auto or explicit axes; by default the mesh of `jax.set_mesh`.
       expert_axis: the mesh axis, or axes, along which experts are divided.
-      tensor_axis: along which hidden features are divided. Tokens are the same along it, unless it
-        is one of `token_axes`.
-      fsdp_axis: along which the matrices' embed dimension is divided. They are gathered before they
-        are used, and their gradients scattered.
-      token_axes: along which the first dimension of the tokens is divided; by default all axes of
-        the mesh but `tensor_axis`.
-      **options: of `expert_parallel_mlp`.
+      tensor_axis: the axes along which hidden features are divided. Tokens are the same along
+        them, unless `token_axes` has them too.
+      fsdp_axis: the axes along which the matrices' embed dimension is divided. Matrices are
+        gathered before each use, and their gradients scattered.
+      token_axes: the axes along which the first dimension of the tokens is divided; by default all
+        axes of the mesh except `tensor_axis`.
+      **options: options of `expert_parallel_mlp`.
 
-    Returns:
-      A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D], and
-      perhaps `biases` of those three and `quantized` of `jax_grouped_gemm.quantize_mlp`, that
-      returns y [B, ..., D] and statistics: rows of each slice of the experts and dropped rows as
-      sums over the whole mesh, the largest `max_over_mean`.
+      Returns:
+      A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D],
+      optionally `biases` of these three and the `quantized` result of
+      `jax_grouped_gemm.quantize_mlp`. It returns y [B, ..., D] and statistics: rows of each slice
+      of the experts and dropped rows, summed over the whole mesh, and the largest `max_over_mean`.
 
-    Raises:
-      TypeError, ValueError: an axis is none of the mesh or has two meanings, or an option is none;
-        when it is called, a dimension is no multiple of its devices, or slices along `fsdp_axis`
-        are no whole blocks of `quantized`, and whatever `expert_parallel_mlp` raises.
+      Raises:
+      TypeError, ValueError: the mesh lacks an axis, an axis has two meanings, or an option is
+        invalid. The returned function raises if a dimension is no multiple of its devices, if
+        slices along `fsdp_axis` are no whole blocks of `quantized`, and as `expert_parallel_mlp`.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -177,7 +177,7 @@ def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
 
 
 def _specs_of_quantized(experts: Axes | None, fsdp: Axes | None) -> Any:
-    """A `QuantizedMlp` of how its arrays are divided."""
+    """Returns a `QuantizedMlp` with the spec of each of its arrays."""
     columns: Any = P(experts, None, fsdp)
     rows: Any = P(experts, fsdp, None)
     of_wi = QuantizedWeights(rows, rows, columns, columns)
@@ -186,7 +186,7 @@ def _specs_of_quantized(experts: Axes | None, fsdp: Axes | None) -> Any:
 
 
 def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Raises unless devices may have slices of quantised matrices."""
+    """Raises unless quantised matrices can be divided among devices."""
     if not isinstance(quantized, QuantizedMlp):
         raise TypeError(
             f"{FUNCTION}: quantized must be a QuantizedMlp, as quantize_mlp returns it, got "
@@ -212,7 +212,7 @@ def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> N
 
 
 def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
-    """Statistics of all groups of the mesh together."""
+    """Returns the statistics of all groups of the mesh together."""
     others = tuple(sorted(varying_axes(*stats)))
     if not others:
         return stats
@@ -224,7 +224,7 @@ def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """Raises what `expert_parallel_mlp` would, as far as it does not depend on operands."""
+    """Raises the errors of `expert_parallel_mlp` that do not depend on operands."""
     # The layer itself takes these two.
     known = inspect.signature(expert_parallel_mlp).parameters.keys() - {"biases", "quantized"}
     if unknown := [name for name in options if name not in known]:

@@ -1,4 +1,4 @@
-"""Options of a layer over several devices: what is asked for, checked."""
+"""Checks the options of a layer over several devices."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Wanted:
 
     @classmethod
     def checked(cls, tokens: int | None, **options: Any) -> Self:
-        """Options of a layer of so many tokens a device, None if that is not known yet.
+        """Returns checked options of a layer of `tokens` a device, None if that is not known yet.
 
         Raises:
-          TypeError, ValueError: an option is none.
+          TypeError, ValueError: an option is invalid.
         """
         wanted = cls(**options)
         checked_choice("strategy", wanted.strategy, AUTO + STRATEGIES)
@@ -68,7 +68,7 @@ class Wanted:
 
 
 def _check_invariant(wanted: Wanted) -> None:
-    """Raises a `ValueError` if a token's result would depend on others, or on the devices."""
+    """Raises a `ValueError` if a token's result would depend on other tokens or on the devices."""
     if wanted.buffer_factor is not None:
         raise ValueError(
             "buffer_factor must be None with batch_invariant: which rows are dropped depends on "
@@ -87,11 +87,11 @@ def _check_invariant(wanted: Wanted) -> None:
 
 
 def _checked_factor(factor: float | None) -> float | None:
-    """None or a positive finite number; a `ValueError` if it is neither."""
+    """Returns None or a positive finite number; raises a `ValueError` otherwise."""
     if factor is None:
         return None
     is_number = isinstance(factor, int | float | np.integer | np.floating)
-    # Beyond the largest buffer that an array can be, there is no need to tell factors apart.
+    # Clip the factor: all beyond the largest possible buffer mean the same.
     if isinstance(factor, bool) or not is_number or not 0 < factor < 2**31:
         raise ValueError(
             f"buffer_factor must be None or a positive number below 2^31, got {factor!r}"
@@ -100,11 +100,11 @@ def _checked_factor(factor: float | None) -> float | None:
 
 
 def _checked_chunks(chunks: int | str, tokens: int | None) -> int | Auto:
-    """A divisor of the tokens, or "auto".
+    """Returns a divisor of the tokens, or "auto".
 
     Raises:
-      TypeError: it is neither a string nor an integer.
-      ValueError: it is no divisor, or another string.
+      TypeError: `chunks` is neither a string nor an integer.
+      ValueError: `chunks` is no divisor, or another string.
     """
     if isinstance(chunks, str):
         if chunks == "auto":

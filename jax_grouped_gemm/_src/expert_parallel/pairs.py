@@ -15,11 +15,11 @@ from jax_grouped_gemm._src.rows.api import sort_by_expert
 class LocalPairs(NamedTuple):
     """Rows for the local experts of T tokens with k choices each, in a buffer of m rows."""
 
-    order: jax.Array  # [T*k] int32, the pair of each row, those that are elsewhere last
-    inverse: jax.Array  # [T, k] int32, the row of each pair; none if not below `valid_rows`
+    order: jax.Array  # [T*k] int32, the pair of each row; pairs of other devices come last
+    inverse: jax.Array  # [T, k] int32, the row of each pair; no row if not below `valid_rows`
     group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
     valid_rows: jax.Array  # [1] int32, their sum
-    wanted: jax.Array  # int32 scalar, how many rows there would be in a buffer without end
+    wanted: jax.Array  # int32 scalar, number of rows in a buffer without end
     num_rows: int  # m
 
     @property
@@ -39,7 +39,7 @@ class LocalPairs(NamedTuple):
 
     @property
     def valid(self) -> jax.Array:
-        """Which rows of the buffer belong to a pair: booleans [m]."""
+        """Whether each row of the buffer belongs to a pair: booleans [m]."""
         return jnp.arange(self.num_rows, dtype=jnp.int32) < self.valid_rows[0]
 
 
@@ -55,9 +55,9 @@ def local_pairs(
     Args:
       experts: [T, k].
       first_expert: int32 scalar.
-      num_experts: of this device.
-      num_rows: of the buffer; rows past it are dropped, those of the last experts first.
-      implementation: of the sort.
+      num_experts: experts of this device.
+      num_rows: rows of the buffer. Rows past it are dropped, the rows of the last experts first.
+      implementation: implementation of the sort.
     """
     order, inverse, sizes = sort_by_expert(
         experts - first_expert, num_experts, implementation=implementation
@@ -71,14 +71,14 @@ def local_pairs(
 
 
 def most_local_rows(num_tokens: int, top_k: int, num_experts: int) -> int:
-    """Rows that tokens with different choices can ever have here."""
+    """Returns the most rows that tokens can have here, if a token chooses different experts."""
     return num_tokens * min(top_k, num_experts)
 
 
 def buffer_rows(
     num_tokens: int, top_k: int, num_experts: int, num_slices: int, factor: float | None
 ) -> int:
-    """Rows of the buffer: the most there can be, or `factor` times those of balanced experts."""
+    """Rows of the buffer: the most possible, or `factor` times those of balanced experts."""
     most = most_local_rows(num_tokens, top_k, num_experts)
     if factor is None:
         return most

@@ -1,7 +1,7 @@
-"""The bytes and the time of a layer over several GPUs, which `strategy="auto"` goes by.
+"""Predicts the bytes and the time of a layer over several GPUs, for `strategy="auto"`.
 
-Pure functions of shapes and of the number of devices. Rates are those of GPUs of one host that
-NVLink connects all to all, as a program on two H200 saw them.
+All functions are pure, of shapes and the number of devices. Rates were measured on two H200, and
+hold for GPUs of one host that NVLink connects all to all.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ GIGA = 1e9
 ALL_TO_ALL = 220 * GIGA
 PPERMUTE = 215 * GIGA
 RAGGED_ALL_TO_ALL = 80 * GIGA
-"""Bytes a second that leave a GPU, of tens of megabytes."""
+"""Bytes a second that leave a GPU, for messages of tens of megabytes."""
 
 COPY_ENGINES = 390 * GIGA
 """Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6
-"""Seconds that a collective takes however little it moves."""
+"""Seconds of the smallest collective."""
 
 COPY_ENGINES_LATENCY = 35e-6
-"""Seconds of one that copy engines send, beside a product too."""
+"""Seconds of the smallest collective by copy engines, also while products run."""
 
 ROWS_LOST_TO_TILES = 64
-"""Rows that each expert loses on the average: half a tile."""
+"""Rows that each expert wastes on average: half a tile."""
 
 SECOND_COPY = 0.01
-"""Rows are kept where copying tokens to rows again would take a larger part of a step. Keeping them
-is never slower (h100_x2_choices.json); what it costs is memory."""
+"""Rows are kept where copying tokens to rows again would take a larger part of a step than this.
+Keeping them is never slower (h100_x2_choices.json), but costs memory."""
 
 SPARE_ROWS = 2
-"""Rows are kept in buffers that have room for so many times the balanced ones at most."""
+"""Rows are kept only in buffers with room for at most so many times the balanced rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Shape:
     """A layer as one of its devices sees it.
 
     Attributes:
-      tokens: of this device.
+      tokens: tokens of this device.
       embed: D.
-      hidden: F, of which a device has a slice if there is a tensor axis.
-      num_experts: E, of all devices.
+      hidden: F, or this device's slice of F along a tensor axis.
+      num_experts: E, the experts of all devices.
       top_k: choices of a token.
-      devices: N, into how many slices the experts are divided.
+      devices: N, the number of slices of the experts.
       itemsize: bytes of an element of tokens and matrices.
-      sources: how many devices bring tokens of their own, N if None.
+      sources: number of devices with tokens of their own, N if None.
     """
 
     tokens: int
@@ -67,12 +67,12 @@ class Shape:
 
     @property
     def num_sources(self) -> int:
-        """How many devices bring tokens of their own."""
+        """Number of devices with tokens of their own."""
         return self.devices if self.sources is None else self.sources
 
     @property
     def balanced_rows(self) -> int:
-        """Rows of a device if all experts are chosen as often."""
+        """Rows of a device if all experts are chosen equally often."""
         return self.tokens * self.num_sources * self.top_k // self.devices
 
     @property
@@ -82,7 +82,7 @@ class Shape:
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether products read tokens where they are, so that there are no rows to be kept."""
+        """Whether products read tokens in place, so that there are no rows to keep."""
         return cdiv(self.hidden, COLUMNS_OF_TILE) == TILES_IN_PLACE
 
     def buffer_rows(self, chunks: int, factor: float | None) -> int:
@@ -103,10 +103,10 @@ class Prediction:
     Attributes:
       strategy, chunks, combine, overlap, save: see `expert_parallel_mlp`.
       copy_engines: whether copy engines send what a ppermute sends.
-      sent_bytes: what leaves a device on the way to the experts, and again on the way back.
-      buffer_bytes: of the rows of D features that a device has room for at a time.
-      sent_seconds: what either way takes if nothing else runs.
-      forward_seconds, step_seconds: the layer, and with its backward pass, for balanced experts.
+      sent_bytes: bytes that leave a device for the experts, and again on the way back.
+      buffer_bytes: bytes of the rows of D features that a device has room for at a time.
+      sent_seconds: time of either direction if nothing else runs.
+      forward_seconds, step_seconds: the layer without and with its backward pass, balanced.
       local_forward_seconds, local_step_seconds: the same rows without communication.
     """
 
@@ -146,7 +146,7 @@ def predict(
     save: Save = "x",
     copy_engines: bool = False,
 ) -> Prediction:
-    """Bytes and seconds of one way to compute a layer."""
+    """Returns bytes and seconds of one way to compute a layer."""
     sources, devices = shape.num_sources, shape.devices
     row_bytes = shape.embed * shape.itemsize
     gathers = strategy == "all_gather"
@@ -170,13 +170,13 @@ def predict(
     if save == "rows":
         backward -= _copy_seconds(shape)
     elif save == "nothing":
-        products = forward - 2 * _copy_seconds(shape)  # of which one is not repeated
+        products = forward - 2 * _copy_seconds(shape)  # one copy is not repeated
         backward += leg + 2 / 3 * products + _copy_seconds(shape)
     of_choices = LATENCY if sources > 1 else 0
     forward += 2 * leg + of_choices
     backward += 2 * leg + of_choices
-    # Every leg counts, but for gradients of tokens beside products of weights' gradients: NCCL's
-    # kernels take places of the products for as long as they are there.
+    # Every leg counts, except gradients of tokens that copy engines send while weight gradients
+    # are computed: NCCL's kernels take multiprocessors from products as long as they run.
     if overlap and copy_engines and sent:
         backward -= leg - fixed
     return Prediction(
@@ -204,12 +204,12 @@ def choose(
     can_keep_rows: bool = True,
     copy_engines: bool = False,
 ) -> Prediction:
-    """The way to compute a layer: `wanted`, and the fastest of what it leaves open.
+    """Chooses how to compute a layer: as `wanted`, and the fastest of what it leaves open.
 
-    The choice does not depend on who sends.
+    The choice does not depend on whether copy engines or kernels send.
 
     Args:
-      shape: of the layer.
+      shape: shape of the layer.
       wanted: the options.
       can_exchange: whether "ragged_all_to_all" may be chosen.
       can_keep_rows: whether `save="rows"` may be.
@@ -219,7 +219,7 @@ def choose(
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
     if wanted.batch_invariant:
-        # Partial results of devices are not added up: each choice's row comes back alone.
+        # Devices' partial results are not added up: the row of each choice returns separately.
         strategies = strategies[-1:]
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]
@@ -231,8 +231,8 @@ def choose(
 def _with_defaults(
     shape: Shape, strategy: Strategy, wanted: Wanted, can_keep_rows: bool
 ) -> dict[str, Any]:
-    """The options of `predict` for one strategy."""
-    # More chunks than one have never been faster.
+    """Returns the options of `predict` for one strategy."""
+    # Several chunks have never been faster than one.
     chunks = 1 if wanted.chunks == "auto" else wanted.chunks
     overlap, combine, save = wanted.overlap, wanted.combine, wanted.save
     if overlap == "auto":
@@ -241,7 +241,7 @@ def _with_defaults(
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":
-        # In chunks, it is memory that is wanted, and what is not gathered is there anyway.
+        # Chunks are for saving memory, so keep tokens; ungathered ones are there anyway.
         rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
         rows = rows and not shape.reads_in_place
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)

@@ -13,10 +13,10 @@ from jax_grouped_gemm._src.expert_parallel.group import Group
 
 
 class ExpertParallelStats(NamedTuple):
-    """Counts of one call, on the device and the same on all of its group."""
+    """Counts of one call, on the device and equal on all devices of its group."""
 
     rows_per_device: jax.Array  # [slices] int32, (token, choice) pairs of each slice of the experts
-    max_over_mean: jax.Array  # float32, of those; one for balanced experts
+    max_over_mean: jax.Array  # float32, of `rows_per_device`; one for balanced experts
     overflow: jax.Array  # int32, pairs that were dropped because `buffer_factor` left no room
 
 
@@ -26,7 +26,7 @@ register_namedtuple_serialization(
 
 
 def group_stats(wanted: jax.Array, kept: jax.Array, group: Group) -> ExpertParallelStats:
-    """From what experts of this device were wanted for, and what its buffer had room for."""
+    """Statistics from the rows that this device's experts were chosen for, and kept rows."""
     here = jnp.arange(group.num_slices, dtype=jnp.int32) == group.slice_index()
     # Devices that share the hidden features of the same experts count the same pairs.
     here &= group.tensor_index() == 0

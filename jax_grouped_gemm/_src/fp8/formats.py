@@ -1,4 +1,4 @@
-"""FP8 formats: element types, which elements share a scale, shapes of values and scales."""
+"""FP8 formats: element types, elements that share a scale, shapes of values and scales."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
 LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
-"""Which elements of lhs [m, k] share a scale. The kernels know each by its index."""
+"""The ways in which elements of lhs [m, k] share a scale. Kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
-"""Which elements of rhs [g, k, n] share a scale. The kernels know each by its index."""
+"""The ways in which elements of rhs [g, k, n] share a scale. Kernels know each by its index."""
 
 Shape = tuple[int, ...]
 
 
 COLUMN_ROWS = 256
-"""Rows in a block of `column_maxima`, which has one maximum for each of its columns."""
+"""Rows in a block of `column_maxima`, which has a maximum for each column of a block."""
 
 
 class Scaled(NamedTuple):
@@ -53,7 +53,7 @@ class ScaledView:
 
     Attributes:
       values: a flat array.
-      scales: of the operand alone.
+      scales: scales of the operand alone.
       view: the operand's first element in `values`, and its shape.
     """
 
@@ -63,7 +63,7 @@ class ScaledView:
 
 
 def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
-    """Two arrays of float8_e4m3fn and a factor for each, whose products add up to `x`.
+    """Returns two arrays of float8_e4m3fn and a factor for each, whose products add up to `x`.
 
     The sum is exact for all finite values: float8_e4m3fn holds the two mantissa bits of float8_e5m2
     over 16 powers of two, from 2^-7 on, and `x` has 32 of them, from 2^-16 on. Infinities become
@@ -78,8 +78,8 @@ def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
 
 
 VIEWED_ROWS, VIEWED_RHS = 0, 2
-"""The index of the operand that may be a view, in a product of rows and in one of rows by rows. See
-`csrc/ffi/module.cc`."""
+"""The index of the operand that may be a view, in a product of rows by weights and in one of rows
+by rows. See `csrc/ffi/module.cc`."""
 
 
 def view_of(flat: jax.Array, view: Shape) -> jax.Array:
@@ -89,7 +89,7 @@ def view_of(flat: jax.Array, view: Shape) -> jax.Array:
 
 
 def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
-    """`operands`, arrays or avals, with the viewed array in the place of a flat one, if any."""
+    """`operands`, arrays or avals, with the viewed array in place of the flat one, if any."""
     if not view:
         return tuple(operands)
     flat, shape = operands[operand], view[1:]
@@ -102,7 +102,7 @@ def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...
 
 
 def row_blocks(m: int, num_groups: int) -> int:
-    """The most blocks of 128 rows of one group each that `m` rows in `num_groups` groups take."""
+    """The most blocks of 128 rows, each of one group, for `m` rows in `num_groups` groups."""
     # `min` needs static sizes; num_groups is a valid upper bound.
     partial = min(num_groups, m) if is_static(m, num_groups) else num_groups
     return cdiv(m, BLOCK) + partial
@@ -121,11 +121,11 @@ def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
 def letters_of_blocks(
     *, plain: bool, transposed: bool, joined: bool
 ) -> tuple[list[str], frozenset[str], dict[str, str]]:
-    """The dimensions of matrices "kn" in blocks of 128 x 128, as `partition.Dims` names them.
+    """Names the dimensions of matrices "kn" in blocks of 128 x 128, as `partition.Dims` does.
 
     Returns:
-      The letters of values and scales, as they are and transposed, those asked for; those that are
-      whole; and what counts blocks. Joined columns, of several matrices, belong together.
+      The letters of values and scales in the forms asked for, plain and transposed; the letters
+      that stay whole; and those that count blocks. Joined columns of several matrices stay whole.
     """
     n, r = ("p", "s") if joined else ("n", "r")
     forms = ["k" + n, "q" + r] * plain + [n + "k", r + "q"] * transposed
@@ -141,7 +141,7 @@ def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
 
 
 def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
-    """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
+    """Returns `dtype` if kernels know it as an FP8 dtype; raises a `TypeError` otherwise."""
     dtype = canonical_dtype(name, dtype)
     if dtype not in FP8_DTYPES:
         raise TypeError(f"{name} must be float8_e4m3fn or float8_e5m2, got {dtype}")

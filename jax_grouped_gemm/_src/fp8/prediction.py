@@ -1,12 +1,12 @@
-"""Whether bf16 is predicted to be faster than a recipe: of a whole layer, and of a single matmul.
+"""Predicts whether bf16 is faster than a recipe, for a whole layer or a single matmul.
 
-Products in FP8 take about half of the time of products in 16 bits, and quantising operands takes
-time too. Quantising weights pays where an expert has enough rows, quantising rows where matrices
-are large enough. Rows of FP8 arrays that are no multiple of 16 bytes are padded by XLA before each
-product. So a recipe whose weights are quantised in the call computes in bf16 where that is
-predicted to be faster. Training and the forward pass alone are two questions.
+Products in FP8 take about half the time of products in 16 bits, but quantising operands takes time
+too. Quantising weights pays if experts have enough rows; quantising rows pays if matrices are large
+enough. XLA pads FP8 rows that are no multiple of 16 bytes before each product. So a recipe that
+quantises weights in the call computes in bf16 where that is predicted to be faster. The
+prediction for training differs from that for the forward pass alone.
 
-Times are sums, as those of `_src/fallback.py` are, and the coefficients are in the same file.
+Times are sums, as in `_src/fallback.py`, with coefficients in the same file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ KIND = "recipe"
 """The name of the coefficients."""
 
 SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
-"""Columns of matrices of 16 bits that are loaded at once, and how much longer than a copy the
-quantiser of others takes, which loads and stores single elements."""
+"""16-bit columns that the quantiser loads at once. If columns are no multiple, it loads and stores
+single elements, and takes this much longer than a copy."""
 
 
 @dataclasses.dataclass
@@ -39,11 +39,11 @@ class Cost:
     Attributes:
       target: the device.
       launch: a microsecond for each kernel.
-      rows, gradients: what tensor cores take for products of rows, and for gradients of weights.
+      rows, gradients: tensor-core time of products of rows, and of weight gradients.
       wave: a microsecond for each tile that a multiprocessor computes.
-      moved: reading and writing beside products.
-      weights: the same, of quantising weights.
-      unaligned: the same, of arrays with rows of FP8 that are no multiple of 16 bytes.
+      moved: time of reading and writing outside products.
+      weights: time of reading and writing to quantise weights.
+      unaligned: time of padding arrays whose FP8 rows are no multiple of 16 bytes.
     """
 
     target: Target = H200
@@ -88,7 +88,7 @@ class Cost:
         """Adds the gradient of g matrices [k, n] by m rows."""
         tiles = g * cdiv(k, DEFAULT_TILE.tile_m) * cdiv(n, DEFAULT_TILE.tile_n)
         moved = itemsize * m * (k + n) + 2 * g * k * n
-        # Groups in FP8 are whole blocks, half of the last one of which is zeros on average.
+        # Groups in FP8 are whole blocks; half of the last block is zeros on average.
         depth = m / g + (BLOCK / 2 if itemsize == 1 else 0)
         self.gradients += self._product(tiles, depth, moved, itemsize)
 
@@ -118,7 +118,7 @@ class Dot:
 
     @classmethod
     def of(cls, rows: Any, matrices: Sequence[Any], groups: Any) -> Dot:
-        """Takes only the share of all groups' rows that belongs to the matrices [g, k, n]."""
+        """Describes a matmul, with only the share of all rows that belongs to the matrices here."""
         g, k, n = matrices
         return cls(g, rows * g // groups if is_static(rows, groups) and groups else 0, k, n)
 
@@ -127,7 +127,7 @@ class Dot:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is something to compute, of sizes that are numbers."""
+        """Whether sizes are numbers, and there is something to compute."""
         return is_static(self.g, self.m, self.k, self.n) and 0 not in (
             self.g,
             self.m,
@@ -165,10 +165,10 @@ class Layer:
     Attributes:
       g: experts.
       m: rows.
-      tokens: of which rows are copies, 0 where they are no copies.
+      tokens: number of tokens that rows are copies of, 0 if rows are no copies.
       embed: columns of a row.
       hidden: columns of a hidden layer.
-      projections: of a row: gate and up, or gate alone.
+      projections: 2 for gate and up, 1 for gate alone.
       has_down: whether there is a down projection.
     """
 
@@ -185,7 +185,7 @@ class Layer:
 
     @property
     def is_known(self) -> bool:
-        """See `Dot`."""
+        """As `Dot.is_known`."""
         return is_static(self.tokens) and Dot(self.g, self.m, self.embed, self.hidden).is_known
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:

@@ -1,4 +1,4 @@
-"""The three products of a ragged matmul as a recipe says, and the quantised operands of each."""
+"""The three products of a ragged matmul with a recipe, and the quantised operands of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.tile_choices import TileChoices
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
-"""The names under which backward passes have their quantised operands."""
+"""The names of quantised operands that backward passes keep."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """x [m, k]: the forms (plain, transposed) of those asked for, None for the others."""
+        """Quantises x [m, k] -> the forms (plain, transposed) asked for, None for the others."""
         params = self._quantize_params(dtype)
         rows = columns = None
         if transposed:
@@ -57,7 +57,7 @@ class Fp8Products:
         return rows, columns
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
-        """x [g, k, n]: the forms (plain, transposed) of those asked for, None for the others."""
+        """Quantises x [g, k, n] -> the forms (plain, transposed) asked for, None for the others."""
         if not (plain or transposed):
             return None, None
         forms = dict(plain=plain, transposed=transposed)
@@ -105,8 +105,8 @@ class Fp8Products:
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
-        """`rows_by_weights` of the tokens [T, k] with the numbers `rows` [m], int32: read where
-        they are, or as `copied`."""
+        """`rows_by_weights` of tokens [T, k] with the indices `rows` [m], int32, which the kernel
+        reads in place or as `copied`."""
         params = self._product_params(which, dtype)
         operands = (*tokens, *weights, group_sizes, offset, rows)
         return scaled.gathered_scaled_noncontracting(*operands, copied=copied, **params)
@@ -133,8 +133,8 @@ class Fp8Products:
         num_rows: int,
         num_groups: int,
     ) -> jax.Array:
-        """The cotangent of weights [g, k, n], of transposed blocks [b, k, 128] and [b, n, 128], or
-        of rows [m, k] and [m, n] of one 16-bit dtype."""
+        """Returns the cotangent of weights [g, k, n], from transposed blocks [b, k, 128] and
+        [b, n, 128], or from rows [m, k] and [m, n] of one 16-bit dtype."""
         common = self._wgrad_params(dtype, num_groups)
         if isinstance(lhs, Scaled):
             assert isinstance(rhs, Scaled | ScaledView)
@@ -199,9 +199,9 @@ def _in_forms(quantize, *operands, plain, transposed, **params):
 
 
 def named(operands: Any, name: str) -> Any:
-    """Quantised operands, any of which a policy of `jax.checkpoint` may save by name.
+    """Names quantised operands, so that a policy of `jax.checkpoint` may save them.
 
-    They are saved as bytes: JAX's reduce_precision turns float8_e4m3fn into NaN for
+    They are saved as bytes, because JAX's reduce_precision turns float8_e4m3fn into NaN for
     every number from 256 on.
     """
 
@@ -215,5 +215,5 @@ def named(operands: Any, name: str) -> Any:
 
 
 def in_16_bits(x: jax.Array) -> jax.Array:
-    """`x` as an operand of a product in "bf16"."""
+    """Returns `x` as an operand of a product in "bf16"."""
     return x if x.dtype.itemsize == 2 else x.astype(jnp.bfloat16)

@@ -1,4 +1,4 @@
-"""Recipes: what of a ragged matmul, or of an MLP, is computed in FP8."""
+"""Recipes: the parts of a ragged matmul, or of an MLP, that are computed in FP8."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Recipe:
 
 
 def checked_recipe(recipe: Any) -> Recipe:
-    """`recipe`, if it is one, else a `TypeError`."""
+    """Returns `recipe`; raises a `TypeError` if it is no `Recipe`."""
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
     return recipe

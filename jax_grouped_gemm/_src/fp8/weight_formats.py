@@ -1,4 +1,4 @@
-"""The FP8 formats of `QuantizedArray`, through the registration that every format goes through."""
+"""Registers the FP8 formats of `QuantizedArray`, in the same way as all formats."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _channel_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def _channel_pack(codes: Codes, format: Format) -> Parts:
-    """A column with a code that is NaN has the scale NaN: kernels decode codes by shifts."""
+    """Gives a column with a NaN code the scale NaN, because kernels decode codes by shifts."""
     is_nan = jnp.isnan(codes.codes.astype(jnp.float32)).any(axis=0)
     scales = pack.pad_columns(jnp.where(is_nan, np.nan, codes.scales), 1)
     return Parts(_packed_codes(codes.codes), None, scales)
@@ -60,7 +60,7 @@ def _channel_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def _blocks_encode(x: jax.Array, format: Format) -> Codes:
-    """Blocks of 1 x 128 or of 128 x 128, as `quantize_blockwise` has them; rows; or all."""
+    """Encodes blocks of 1 x 128 or 128 x 128, as `quantize_blockwise` does, rows, or matrices."""
     assert format.scales is not None
     block, params = format.scales.block, _params(format)
     if block == (1, BLOCK):
@@ -74,7 +74,7 @@ def _blocks_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def _blocks_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
-    """The product of a code and its block's scale in float32, rounded to `dtype`."""
+    """Returns the float32 product of a code and its block's scale, rounded to `dtype`."""
     assert format.scales is not None
     scales = codes.scales
     for axis, (size, block) in enumerate(zip(codes.codes.shape, format.scales.block, strict=True)):
@@ -85,7 +85,7 @@ def _blocks_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def _blocks_pack(codes: Codes, format: Format) -> Parts:
-    """Scales lie as the records do, [ceil(n / 128), ceil(k / 128)]."""
+    """Packs codes, with scales in the layout of the records, [ceil(n / 128), ceil(k / 128)]."""
     return Parts(_packed_codes(codes.codes), codes.scales.T)
 
 
@@ -98,14 +98,14 @@ LHS_SCALINGS: dict[str, LhsScaling] = {
     "fp8_row": "1xk",
     "fp8_tensor": "tensor",
 }
-"""Which elements of rows share a scale in each format, as `scaled_ragged_dot` names it."""
+"""The `lhs_scaling` of `scaled_ragged_dot` for rows in each format."""
 
 FAST = {
     None: False,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32: False,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM: True,
 }
-"""Whether sums are those of the tensor cores, by precision."""
+"""Whether the tensor cores alone add up products, by precision."""
 
 
 def _ragged_dot(

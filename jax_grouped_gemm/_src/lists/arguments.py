@@ -24,7 +24,7 @@ class MatrixLists:
     """The operands of one call: lists of equally many matrices and stacks of matrices.
 
     Attributes:
-      entries: by name, the factors and, if it was given, "c". The first one's form is the results'.
+      entries: by name, the factors and, if given, "c". Results have the form of the first entry.
       is_stack: whether each operand is one stack, rather than a sequence.
     """
 
@@ -49,7 +49,7 @@ class MatrixLists:
 
     @property
     def first(self) -> str:
-        """The name of the operand whose form the others and the results have."""
+        """The name of the operand that sets the form of other operands and of the results."""
         return next(iter(self.entries))
 
     def __len__(self) -> int:
@@ -79,8 +79,8 @@ class MatrixLists:
     ) -> list[jax.Array]:
         """Returns alpha or beta as an array [g] of `dtype` for each entry.
 
-        A number for a whole stack stays one, [1], if `keep_single`: XLA would write out [g] in a
-        kernel of its own.
+        With `keep_single`, a number for a whole stack stays [1], because XLA would write out [g] in
+        a separate kernel.
         """
         scales: Sequence[Any] = [scale] * len(self)
         if not self.is_stack and isinstance(scale, Sequence):
@@ -117,7 +117,7 @@ def is_number(x: Any) -> TypeGuard[complex]:
 
 
 def check_beta(beta: Scale, c: Matrices | None) -> None:
-    """Raises a `ValueError` if there is a `beta`, but no `c` that it scales."""
+    """Raises a `ValueError` if there is a `beta` but no `c` to scale."""
     if c is None and not (is_number(beta) and beta == 0):
         raise ValueError(f"beta scales c, which is None: got beta={beta!r}")
 

@@ -28,15 +28,15 @@ def launch(
 
     Args:
       target: name of the custom call.
-      operands: what the kernel reads.
+      operands: operands that the kernel reads.
       c: last operands of the kernel, one for each result, or none.
       results: shapes and dtypes.
       tile: kernel configuration.
-      terms: products of float16 parts for one of float32; 0 for kernels that make none, which take
+      terms: products of float16 parts for one of float32; 0 for kernels without parts, which take
         neither this attribute nor a workspace.
       workspace_bytes: size of the parts of float32 operands.
-      in_place: whether each c becomes its result, None for all. XLA copies those needed later.
-      **attributes: the others.
+      in_place: whether each c becomes its result, None for all. XLA copies a c needed later.
+      **attributes: other attributes.
 
     Returns:
       The results.

@@ -1,4 +1,4 @@
-"""The operands of the kernels on the FP64 tensor cores, and how fast these are."""
+"""The kernels on the FP64 tensor cores, and their predicted speed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import Schedule, TileConfig, TiledKernel, algorithm_reason
 
-STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
+STEP_BYTES = 128  # bytes of an operand's row that a step of the mainloop multiplies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Square(TiledKernel):
-    """A kernel of tiles of as many rows as columns.
+    """A kernel of square tiles.
 
     Attributes:
-      rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
-        each product than L2 delivers. An estimate from bytes, not a measurement.
+      rate: the share of the tensor cores' rate that it can reach, because small tiles read more
+        bytes for each product than L2 delivers. Estimated from bytes, not measured.
       may_be_tf32: whether other precisions than the highest allow TF32, which is faster.
     """
 
@@ -48,7 +48,7 @@ class Square(TiledKernel):
         return self.tile.tile_m
 
     def multiply_adds_per_step(self, dtype: np.dtype, target: Target) -> int:
-        """Multiply-adds of a step of all blocks that the device holds at a time."""
+        """Returns multiply-adds of one step of all blocks that are resident at the same time."""
         return self.places(target) * self.side**2 * (STEP_BYTES // dtype.itemsize)
 
 
@@ -65,28 +65,28 @@ SQUARES = (
         blocks=2,
     ),
 )
-"""The table, the same for all operations: what is predicted to be done first is taken. The tiles
-are those of csrc/fp64/tile_table.h."""
+"""The table, the same for all operations: plans take the kernel that is predicted to finish first.
+The tiles are those of csrc/fp64/tile_table.h."""
 
 
 def num_steps(dtype: np.dtype, k: int) -> int:
-    """How many steps the mainloop takes for a product that contracts `k` elements."""
+    """Returns the number of mainloop steps of a product that contracts `k` elements."""
     return cdiv(k, STEP_BYTES // dtype.itemsize)
 
 
 Runs = list[tuple[int, int]]
-"""Steps of the tiles of a run, which are alike, and how many tiles it has."""
+"""The steps of each tile of a run, and the number of its tiles."""
 
 
 def simulated(
     kernels: Sequence[Any], launches: Callable[[int], list[Runs]], dtype: np.dtype, target: Target
 ) -> tuple[Square, int, float, float]:
-    """The kernel to take, its blocks, the steps of the longest block, and the balance.
+    """Returns the kernel to take, its blocks, the steps of the longest block, and the balance.
 
     Args:
-      kernels: those that run the problem.
-      launches: gives the runs of each launch, from the side of a tile. The longest tiles are first.
-      dtype: of the factors.
+      kernels: the kernels that can run the problem.
+      launches: returns the runs of each launch for the side of a tile, longest tiles first.
+      dtype: dtype of the factors.
       target: the device.
     """
     choices = []
@@ -103,9 +103,9 @@ def simulated(
 
 
 def busy_steps(places: int, steps: Sequence[int], counts: Sequence[int]) -> np.ndarray:
-    """How many steps each of `places` thread blocks has, if `counts[i]` tiles have `steps[i]` each.
+    """Returns the steps of each of `places` blocks, if `counts[i]` tiles have `steps[i]` each.
 
-    The tiles, which are in the order given, go to the blocks in turn, every other round in reverse.
+    Tiles go to blocks in turn, in the given order, every other round in reverse.
     """
     tiles = np.repeat(steps, counts)
     dealt = np.zeros((cdiv(len(tiles), places), places), np.int64)

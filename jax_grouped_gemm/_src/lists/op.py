@@ -2,8 +2,8 @@
 
 A problem is made of stacks of g matrices: the factors a and b, and c, which is added; alpha scales
 the product of the factors and beta scales c; `diagonal` times the identity is added. The result is
-linear in alpha and affine in what is added. Its tangent is made of operations without c and
-diagonal and of elementwise ones on those; so only operations without them are ever transposed.
+linear in alpha, and affine in c and diagonal. Its tangent consists of operations without c and
+diagonal, and elementwise operations, so only operations without c and diagonal are transposed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ListOp(Op):
 
 
 def _dims(operands, results, *, num_problems, **params) -> Dims:
-    """Each stack may be split by matrices; scales of one number for all are not."""
+    """Names dimensions: stacks may be split by matrices, but not one scale for all matrices."""
     dims = whole(operands, results)
     stacks = tuple(f"s{problem}" for problem in range(num_problems))
 
@@ -111,7 +111,7 @@ def by_name(operands: Sequence[Any], count: int, names: Sequence[str]) -> dict[s
 
 
 def present(**flags: Any) -> list[str]:
-    """Names of the operands that there are, in their order: those not denied by a `has_` flag."""
+    """Returns the names of the operands that no `has_` flag denies, in order."""
     return [name for name in Problem._fields if flags.get(f"has_{name}", True)]
 
 
@@ -177,8 +177,8 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
     Args:
       op: the operation.
       **cotangents: functions for alpha, a and b, called as `alpha(cts, problems, params)` with
-        the cotangents of the results of those problems that miss the operand; they return the
-        operand's.
+        the cotangents of the results of problems that miss the operand; they return the
+        cotangents of the operand.
     """
 
     def rule(cts, *operands, **params):
@@ -241,7 +241,7 @@ def register_batching(
             unfold(out) if unfold else out
             for unfold, out in zip(unfolds, op.bind_list(folded, **rest), strict=True)
         ]
-        # An entry that nothing maps has no new axis.
+        # An entry without mapped operands gets no new axis.
         return outs, [0 if unfold else None for unfold in unfolds]
 
     op.def_batching(rule)

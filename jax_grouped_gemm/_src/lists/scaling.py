@@ -39,7 +39,7 @@ def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
-    """beta C in `dtype`, zero where beta is, whatever C holds."""
+    """Returns beta C in `dtype`, zero where beta is zero, even if C is not finite."""
     c = c.astype(dtype)
     if isinstance(beta, jax.Array):
         beta = per_matrix(beta, dtype)

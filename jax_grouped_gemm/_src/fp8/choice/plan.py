@@ -1,7 +1,6 @@
 """bf16 in place of a recipe, where that is predicted to be faster.
 
-Programs are traced by the choice, before it is known what they are compiled for, so that it follows
-from shapes alone.
+The choice decides what is traced, before the device is known, so it follows from shapes alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import FLOATS_16, Kernel, Plan
 
 BF16 = Kernel("bf16", lhs=FLOATS_16)
-"""Products in 16 bits, each of which has a plan of its own."""
+"""Products in 16 bits; each has its own plan."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +32,14 @@ class Choice:
     op = "recipe_in_bf16"
 
     def terms(self, target: Target = H200) -> tuple[dict[str, float], dict[str, float]]:
-        """The terms of the times in FP8 and in bf16."""
+        """Returns the terms of the times in FP8 and in bf16."""
         fp8, bf16 = Cost(target), Cost(target)
         self.of.in_fp8(self.recipe, fp8, training=self.training)
         self.of.in_bf16(bf16, training=self.training)
         return fp8.terms(), bf16.terms()
 
     def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
-        """The predicted seconds in FP8 and in bf16, and whether to take bf16."""
+        """Returns the predicted seconds in FP8 and in bf16, and whether to take bf16."""
         return fallback.compared(KIND, *self.terms(target))
 
     def __str__(self) -> str:
@@ -56,13 +55,13 @@ def bf16_choice(
     *,
     training: bool,
 ) -> Choice | None:
-    """The choice, if it is bf16.
+    """Returns the choice if it is bf16, otherwise None.
 
     Args:
-      of: what is computed.
-      recipe: how.
-      dtypes: of the operands. Only those of one 16-bit dtype may be multiplied as they are.
-      implementation: what the caller asks for. Kernels, or the reference, are those of the recipe.
+      of: the computation.
+      recipe: its recipe.
+      dtypes: dtypes of the operands. bf16 needs all operands to have one 16-bit dtype.
+      implementation: what the caller asks for. Asking for kernels or XLA means the recipe.
       training: whether gradients are computed too.
     """
     found = {np.dtype(x).name for x in dtypes}

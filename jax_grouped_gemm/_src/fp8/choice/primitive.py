@@ -1,6 +1,6 @@
-"""A program that has taken bf16 in place of a recipe has an operation that does nothing.
+"""An operation that does nothing, and marks programs that take bf16 in place of a recipe.
 
-`explain` finds the choice and its reason in it.
+`explain` finds the choice and its reason in this operation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jax_grouped_gemm._src.op import Op
 
 
 def noted(group_sizes: jax.Array, choice: Choice) -> jax.Array:
-    """`group_sizes`, in a program in which `explain` finds the choice."""
+    """Returns `group_sizes`, marked so that `explain` finds the choice."""
     return OP.bind(group_sizes, choice=choice, implementation=None)
 
 

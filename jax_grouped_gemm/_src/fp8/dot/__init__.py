@@ -1,1 +1,1 @@
-"""The ragged matmul of operands that it quantises."""
+"""A ragged matmul that quantises its operands to FP8."""

@@ -1,4 +1,4 @@
-"""A ragged matmul that computes in FP8 and can be trained through."""
+"""`fp8_ragged_dot`: a differentiable ragged matmul in FP8."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def fp8_ragged_dot(
 
 
 def _on_device(product: _Product, num_rows: int, rows, whole, axes):
-    """The product of the rows that a device has."""
+    """Returns the product of this device's rows."""
     (lhs,), (rhs, quantized_rhs, group_sizes, offset) = rows, whole
     if axes:
         group_sizes = sizes_in_slice(group_sizes, Split.of_rows(axes, num_rows))
@@ -126,18 +126,18 @@ def _on_device(product: _Product, num_rows: int, rows, whole, axes):
         if trained:
             return product.products_in_16_bits(lhs, rhs, noted(group_sizes, trained), offset)
         product = dataclasses.replace(product, alone=alone)
-    # Outside the custom derivative, where the casts have transposes.
+    # Cast outside the custom derivative, so that JAX transposes the casts.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
     return _dot(product, *jax.tree.unflatten(tree, align_varying(*leaves)))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Fp8Products):
-    """The static part of one matmul, and the three products that it consists of.
+    """The static part of one matmul, and its three products.
 
     Attributes:
-      out_dtype, lhs_dtype, rhs_dtype: of the arrays.
-      alone: bf16, if that is for the product without its cotangents.
+      out_dtype, lhs_dtype, rhs_dtype: dtypes of the arrays.
+      alone: the choice of bf16 for the product without its cotangents, or None.
     """
 
     out_dtype: np.dtype
@@ -159,8 +159,8 @@ class _Product(Fp8Products):
 
 
 class _Residuals(NamedTuple):
-    """The operands for the backward pass: in FP8 or, for "bf16", as they are. lhs is kept as it is
-    too where it is quantised later."""
+    """Operands kept for the backward pass: in FP8 or, for "bf16", unquantised. lhs is also kept
+    unquantised where it is quantised later."""
 
     lhs: Scaled | jax.Array
     rhs: Scaled | jax.Array
@@ -169,7 +169,7 @@ class _Residuals(NamedTuple):
 
 
 def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *, for_gradient):
-    """The result, and the quantised operands for the cotangents: of lhs, of rhs."""
+    """Returns the result, and the quantised operands for the cotangents of lhs and of rhs."""
     recipe = product.recipe
     is_fp8 = recipe.forward == "fp8"
     in_blocks = recipe.wgrad == "fp8" and not may_be_split_later(lhs)

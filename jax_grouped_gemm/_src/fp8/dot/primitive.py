@@ -2,7 +2,7 @@
 
 Blocks along the rows are laid out group by group. Their number depends on how rows are split over
 devices. Over auto mesh axes that is unknown when a program is traced, and so is the shape of
-quantised rows. There both factors are kept as they are, and this operation quantises a device's
+quantised rows. There both factors are kept unquantised, and this operation quantises a device's
 rows and multiplies them.
 """
 

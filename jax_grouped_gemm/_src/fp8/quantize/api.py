@@ -76,7 +76,7 @@ class QuantizedRows(NamedTuple):
     scales_t: jax.Array  # [b, k] float32
 
 
-# Exported programs take and return these. The names are part of what is written, so they stay.
+# Exported programs take and return these types. Files contain the names, which must not change.
 register_namedtuple_serialization(
     QuantizedWeights, serialized_name="jax_grouped_gemm.QuantizedWeights"
 )

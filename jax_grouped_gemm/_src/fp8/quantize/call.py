@@ -37,11 +37,11 @@ def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[j
 def _those_asked_for(
     plan: QuantizePlan, call: Callable[..., Sequence[jax.Array]], x: jax.Array
 ) -> list[jax.Array]:
-    """The results of `call`, which gets an empty one for what nobody asks for."""
+    """Returns the results that are asked for; `call` gets empty shapes for the rest."""
     nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
     results = [nothing if result is None else result for result in plan.results]
     if 0 in x.shape:
-        # Then there are neither values nor anything that would have a scale.
+        # Without values there are no scales either.
         outs: Sequence[jax.Array] = [jnp.zeros(result.shape, result.dtype) for result in results]
     else:
         outs = call(results)

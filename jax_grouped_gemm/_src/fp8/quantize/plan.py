@@ -29,7 +29,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
-"""With at least LEAST_COPIES copies of a token, it is quantised once and its bytes are copied,
+"""A token with at least LEAST_COPIES copies is quantised once, and its bytes are copied,
 PIECE_COLUMNS at a time."""
 
 
@@ -39,8 +39,8 @@ class QuantizeProblem:
 
     Attributes:
       op: name of the primitive.
-      shape: of what is quantised.
-      dtype: of the values.
+      shape: shape of the array to quantise.
+      dtype: dtype of the values.
       power_of_two: whether scales are rounded up to powers of two.
     """
 
@@ -54,7 +54,7 @@ class QuantizeProblem:
 
 
 Results = tuple[jax.ShapeDtypeStruct | None, ...]
-"""All that a quantiser can write, None for what was not asked for."""
+"""All results of a quantiser, None for those not asked for."""
 
 
 @dataclasses.dataclass(frozen=True)

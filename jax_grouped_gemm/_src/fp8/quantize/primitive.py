@@ -1,7 +1,7 @@
 """The quantisers: shapes and semantics are those of the references.
 
-None has a derivative of its own. Parameters of all: dtype, power_of_two, implementation; of all
-that can return several forms also plain and transposed, those to return.
+No quantiser has a derivative. All have the parameters dtype, power_of_two and implementation. Those
+with several forms also have plain and transposed, the forms to return.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.partition import Dims, leading
 
 
 def _planned_op(name, operand_ranks, target, run, reference, dims=None) -> Op:
-    """An operation that is no product, whose results are those that its plan has."""
+    """Makes an operation that is no product, with the results of its plan."""
 
     def avals(*operands, **params):
         found = plan.RESULTS[name](params, *operands)
@@ -59,7 +59,7 @@ ROWS = _quantizer("quantize_rows", (2,), reference.quantize_rows, leading)
 
 
 def quantize_tokens(x, rows, **params) -> list[jax.Array]:
-    """x [T, cols], rows int32 [m] -> `quantize_rows` of those rows, zeros where one is none."""
+    """x [T, cols], rows int32 [m] -> `quantize_rows` of these rows, zeros for an invalid index."""
     return TOKENS.bind(x, rows, **params)
 
 
@@ -120,8 +120,8 @@ COLUMN_MAXIMA = _planned_op(
 
 
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
-    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks, of which those without
-    rows of a group are undefined."""
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks; blocks without rows of a
+    group are undefined."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
     return values
 
@@ -146,7 +146,7 @@ GATHERED = Op(
 
 
 def _register_folding(op: Op) -> None:
-    """A mapped axis becomes part of the first dimension, whose elements are independent."""
+    """Registers vmap: a mapped axis joins the first dimension, whose elements are independent."""
 
     def rule(operands, dims, **params):
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
@@ -163,7 +163,7 @@ def _register_folding(op: Op) -> None:
 
 
 def _register_map(op: Op) -> None:
-    """One element of the batch after the other: the kernel has no batch dimension."""
+    """Registers vmap as a loop over the batch, because the kernel has no batch dimension."""
 
     def rule(operands, dims, **params):
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)

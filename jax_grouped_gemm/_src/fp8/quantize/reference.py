@@ -1,6 +1,6 @@
 """FP8 quantisation in pure JAX.
 
-It gives the same bits as the CUDA kernels, but for rare elements where XLA does not round a
+It gives the same bits as the CUDA kernels, except for rare elements where XLA does not round a
 division correctly, as on a GPU.
 """
 
@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
 SMALLEST_SCALE = 2.0**-100
-"""Below it a scale's inverse could overflow, and denormal inputs would not all round to zero."""
+"""Smaller scales could have inverses that overflow, and would not round all denormals to zero."""
 
 
 def quantize_rows(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> list[jax.Array]:
@@ -65,11 +65,11 @@ def quantize_joined(
     plain: bool,
     transposed: bool,
 ) -> list[jax.Array]:
-    """x and y [g, rows, cols] in blocks of 128 x 128, next to each other in one matrix of each.
+    """x and y [g, rows, cols] in blocks of 128 x 128, side by side in one matrix for each g.
 
     Returns:
-      what `quantize_blocks` does of the columns of x, zeros up to the next multiple of 128, and the
-      same of y.
+      what `quantize_blocks` returns for the columns of x, zeros up to the next multiple of 128, and
+      the columns of y likewise.
     """
     joined = side_by_side((x, y))
     return quantize_blocks(
@@ -95,7 +95,7 @@ def quantize_ragged(
     Returns:
       with `plain`, values [b?, m, cols] and scales [b?, m, ceil(cols / 128)]; with `transposed`,
       values [b?, blocks, cols, 128] and scales [b?, blocks, cols], of `row_blocks(m, G)` blocks.
-      Values without a row are zero, and scales without one 1.
+      Values without a row are zero, and scales without a row are 1.
     """
 
     def unbatched(x, group_sizes):
@@ -113,11 +113,11 @@ def quantize_ragged(
 
 
 def column_maxima(x: jax.Array, window: jax.Array) -> list[jax.Array]:
-    """The largest finite magnitude of each column of x [m, cols], of 256 rows each.
+    """Returns the largest finite magnitude of each column in every 256 rows of x [m, cols].
 
     Args:
       x: [m, cols].
-      window: int32 [2], the first of the rows that count and the end of them.
+      window: int32 [2], the first row that counts, and the end of these rows.
 
     Returns:
       float32 [ceil(m / 256), cols].
@@ -162,8 +162,8 @@ def quantize_gathered(
 
 
 def side_by_side(stacks: Sequence[jax.Array]) -> jax.Array:
-    """One stack as it is; several [..., n] along their last axis, each with zeros up to the next
-    multiple of 128."""
+    """Joins stacks [..., n] along their last axis, each padded with zeros to a multiple of 128; one
+    stack alone is returned unchanged."""
     if len(stacks) == 1:
         return stacks[0]
     padded = [
@@ -176,7 +176,7 @@ def side_by_side(stacks: Sequence[jax.Array]) -> jax.Array:
 def quantize(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """`x` in blocks that span `axes`: values of `x`'s shape, scales with `axes` of extent 1."""
+    """Quantises `x` in blocks that span `axes`: values like `x`, scales with `axes` of extent 1."""
     scale = scales_of(x, axes, dtype, power_of_two)
     return divided(x, scale, dtype), scale
 
@@ -191,7 +191,7 @@ def scales_of(
 
 
 def scales_of_largest(largest: jax.Array, dtype: np.dtype, power_of_two: bool) -> jax.Array:
-    """The scales of what has these largest finite magnitudes, float32."""
+    """Returns the float32 scales of blocks with these largest finite magnitudes."""
     largest_value = float(jnp.finfo(dtype).max)
     scale = jnp.maximum(largest * np.float32(1 / largest_value), np.float32(SMALLEST_SCALE))
     if power_of_two:
@@ -201,10 +201,10 @@ def scales_of_largest(largest: jax.Array, dtype: np.dtype, power_of_two: bool) -
 
 
 def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """`x` over `scale`, rounded to FP8; what is not finite becomes NaN."""
+    """Returns `x` over `scale`, rounded to FP8; infinity becomes NaN."""
     x = x.astype(jnp.float32)
     largest_value = float(jnp.finfo(dtype).max)
-    # The kernels multiply: a division an element would cost more than their memory traffic.
+    # Multiply as the kernels do: dividing each element would cost them more than memory traffic.
     scaled = jnp.clip(x * (1 / scale), -largest_value, largest_value)
     return jnp.where(jnp.isfinite(x), _round(scaled, dtype), np.nan).astype(dtype)
 
@@ -212,8 +212,8 @@ def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
 def _round(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """float32 `x` rounded to the nearest value of `dtype`, ties to even.
 
-    XLA converts by way of float16 on some backends, which rounds twice; what this returns is
-    converted exactly.
+    Some backends of XLA convert through float16, which rounds twice. The result of this function
+    converts exactly.
     """
     info = jnp.finfo(dtype)
     normal = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=info.nmant)
@@ -231,7 +231,7 @@ def _in_blocks(x: jax.Array, axis: int) -> jax.Array:
 
 
 class GroupBlocks(NamedTuple):
-    """Where the blocks of 128 rows of each group are, all int32 [G]."""
+    """Positions of each group's blocks of 128 rows, all int32 [G]."""
 
     first_row: jax.Array
     end_row: jax.Array

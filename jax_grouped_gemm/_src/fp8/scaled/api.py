@@ -60,15 +60,15 @@ def scaled_ragged_dot(
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
-      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or what `lhs_scaling`
-        says; float32, or powers of two as float8_e8m0fnu.
+      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or the shape that
+        `lhs_scaling` says; float32, or powers of two as float8_e8m0fnu.
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
       rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
         with `transpose_rhs`; [g, n] for one scale for each column; [g], [g, 1], [] or [1] for one
         scale for each matrix; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
-      lhs_scaling: which elements of `lhs` share a scale, and the layout of the scales. "1x128": one
+      lhs_scaling: the elements of `lhs` that share a scale, and the layout of scales. "1x128": one
         scale for each block, in the shape above. "1xk": one for each row, [m, 1] or [m]. "tensor":
         one in all, [], [1] or [1, 1]. "1x128 column-major": one for each block, as [ceil(k / 128),
         M], where M >= m is a multiple of 4 (DeepGEMM's layout on Hopper). All values except the
@@ -130,7 +130,7 @@ def scaled_product(
     fast_accumulation: bool,
     implementation: Implementation,
 ) -> jax.Array:
-    """`scaled_ragged_dot`, without a word about what is deprecated."""
+    """Computes `scaled_ragged_dot` without warnings of deprecation."""
     lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     group_sizes = checked_group_sizes(group_sizes)
@@ -280,7 +280,7 @@ def _scale_array(name: str, x: ArrayLike) -> jax.Array:
 
 
 def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Array:
-    """`scale` in the shape that the primitive takes for `scaling`."""
+    """Returns `scale` in the shape that the primitive takes for `scaling`."""
     checked_choice("lhs_scaling", scaling, LHS_SCALINGS)
     blocks = cdiv(k, BLOCK)
     allowed: tuple[Any, ...]

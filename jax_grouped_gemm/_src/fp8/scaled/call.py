@@ -27,7 +27,7 @@ PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`product`, which runs once for each of two arrays where the plan's kernel splits lhs."""
+    """Returns `product`, run for each of two arrays where the plan's kernel splits lhs."""
 
     @functools.wraps(product)
     def call(plan, lhs, lhs_scale, *others):
@@ -103,7 +103,7 @@ def scaled_contracting(
         return zeros(problem)
     addressable, _ = plan.launched
     if problem.lhs_scaling == "column" and problem.out_dtype == np.dtype(np.float32):
-        # The kernel that scales lhs at the end transposes its result, which 16 bits allow alone.
+        # The kernel that scales lhs at the end transposes its result, which needs 16 bits.
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))
     return call_kernel(
@@ -121,7 +121,7 @@ def scaled_contracting(
 
 
 def _view(problem: ScaledProblem) -> dict[str, Any]:
-    """The attribute for the operand that may be a view: which part of a flat array it is."""
+    """Returns the attribute that says which part of a flat array an operand is."""
     return dict(slice=np.array(problem.view, np.int64)) if problem.view else {}
 
 

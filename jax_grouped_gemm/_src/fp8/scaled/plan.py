@@ -40,24 +40,24 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 SWAPPED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 
 SWAPPED_MOST_ROWS = 16
-"""Rows a group, on average, up to which the swapped tile is the faster one."""
+"""Average rows of a group up to which the swapped tile is faster."""
 
 PAIRED_FP8_COLUMNS = 256
-"""Columns up to which two gradients of weights are faster as one launch, by 12 %
-(docs/notes/fp8.md). With 512 or 768 that is as fast as two, and both operands are there until both
-results are."""
+"""Columns up to which two weight gradients are faster in one launch, by 12 % (docs/notes/fp8.md).
+With 512 or 768 columns one launch is as fast as two, but keeps both operands alive until both
+results are ready."""
 
 FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
-"""Tiles of columns up to which a product that reads tokens in place is faster than copies of them
-(docs/notes/fp8.md), and steps whose scales it reads at once."""
+"""Tiles of columns up to which reading tokens in place is faster than copying them
+(docs/notes/fp8.md), and steps whose scales are read at once."""
 
 QUANTISED_ON_ROWS = 2**22
-"""Elements of groups of few rows up to which tokens are quantised on their rows, each as often as
-it is on one: a kernel or two fewer, which copy values and scales of quantised tokens, for a byte or
-three more of each element, which is in L2."""
+"""Elements, in groups of few rows, up to which each copied row of a token is quantised. This saves
+the one or two kernels that copy values and scales of quantised tokens, and reads a byte or three
+more of each element, from L2."""
 
 FP8_STREAM_K_LEAST_STEPS = 96
-"""Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
+"""Measured only at 112 steps and 8.2 waves, where 7 % of steps were 4.5 % of time."""
 
 
 def _has_few_rows(problem: ScaledProblem, target: Any = None) -> bool:
@@ -65,9 +65,9 @@ def _has_few_rows(problem: ScaledProblem, target: Any = None) -> bool:
 
 
 def _is_in_blocks(problem: ScaledProblem) -> bool:
-    """Whether scales change along k, so that every kernel multiplies by them after each 128 of it.
+    """Whether scales change along k, so that every kernel applies them after each 128 elements.
 
-    Others are applied at the end by some kernels, and along k by others.
+    Some kernels apply other scales at the end, and some along k.
     """
     return problem.rhs_scaling == "128x128"
 
@@ -105,7 +105,7 @@ CONTRACTING_KERNELS = (
 """The table for weight gradients."""
 
 PAIRED_SCALED_KERNELS = (dataclasses.replace(CONTRACTING_KERNELS[0], out=FLOATS_16),)
-"""The table for two gradients of one lhs: the kernel stores them transposed, in 16 bits alone."""
+"""The table for two gradients of one lhs: the kernel stores them transposed, in 16 bits only."""
 
 
 def noncontracting(
@@ -173,15 +173,15 @@ def contracting(
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
-    """The kernels of a `paired_scaled_contracting`, as those of one of its two products."""
+    """The kernels of a `paired_scaled_contracting`, for one of its two products."""
     lhs, lhs_scale, first, first_scale, _, _, *groups = avals
     one = (lhs, lhs_scale, first, first_scale, *groups)
     return contracting(one, params, "paired_scaled_contracting", PAIRED_SCALED_KERNELS)
 
 
 def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
-    """Whether to bind a `gathered_scaled_noncontracting`, which reads rows where they are, and not
-    to copy them for a product that may have any kernel."""
+    """Whether to bind a `gathered_scaled_noncontracting`, which reads rows in place, instead of
+    copying rows for a product by any kernel."""
     lhs, *_, rows = avals
     candidates = gathered(avals, params)
     problem = candidates.problem
@@ -198,7 +198,7 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
 
 
 def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
-    """Whether to bind a `paired_scaled_contracting`, and not two products."""
+    """Whether to bind a `paired_scaled_contracting` instead of two products."""
     _, _, first, _, second, *_ = avals
     candidates = paired(avals, params)
     problem = candidates.problem
@@ -211,8 +211,8 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
 
 
 def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any]) -> bool:
-    """Whether the first kernel can compute a product of arrays as they are. Programs are traced by
-    it, before it is known what they are compiled for, so that it follows from shapes alone."""
+    """Whether the first kernel can compute a product of unpadded arrays. Decides what is traced,
+    before the device is known, so it follows from shapes alone."""
     problem = candidates.problem
     sizes = problem.num_groups, *problem.shape("mkng")
     return (
@@ -226,17 +226,17 @@ def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any
 
 
 def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
-    """Whether tokens are quantised on `rows` rows of `groups` groups, and not before."""
+    """Whether tokens are quantised after they are copied to `rows` rows of `groups` groups."""
     if not is_static(rows, columns, groups):
         return False
     return 0 < rows <= SWAPPED_MOST_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
 
 
 def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
-    """`problem` with dtypes that the kernels have: at most one operand of float8_e5m2.
+    """Returns `problem` with dtypes that kernels have: at most one operand of float8_e5m2.
 
-    An lhs of float8_e5m2 next to such an rhs becomes two of float8_e4m3fn, whose products are added
-    in float32: see `formats.split_e5m2`.
+    If both operands are float8_e5m2, lhs becomes two arrays of float8_e4m3fn, whose products are
+    added in float32: see `formats.split_e5m2`.
     """
     if not problem.lhs_dtype == problem.rhs_dtype == jnp.float8_e5m2:
         return problem

@@ -1,7 +1,7 @@
 """The scaled ragged products: shapes and semantics are those of the references.
 
-None has a derivative of its own. Operands are (lhs, lhs_scale, rhs, rhs_scale, group_sizes,
-group_offset); an operand and its scales have the native batch dimension together.
+No product here has a derivative. Operands are (lhs, lhs_scale, rhs, rhs_scale, group_sizes,
+group_offset). The batch dimension of an operand is also that of its scales.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def scaled_ragged_noncontracting(
 ) -> jax.Array:
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
 
-    Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
-    and optionally fast_accumulation, for scales that do not change along k, tile, a `TileConfig`
-    for the kernel instead of the plan's choice, and view, what lhs is of a flat array.
+    Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation.
+    Optional parameters: fast_accumulation, for scales that do not change along k; tile, a
+    `TileConfig` instead of the plan's choice; view, the part of a flat array that lhs is.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return SCALED_NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
@@ -52,7 +52,7 @@ def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, view=
 
 
 def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
-    """Rows and groups may be split, with those of their scales that belong to them."""
+    """Names dimensions: rows and groups may be split, each with its scales."""
     if view:
         return whole(operands, results)
     lhs, lhs_scale, rhs, rhs_scale, *_ = operands
@@ -86,9 +86,9 @@ SCALED_NONCONTRACTING = Op(
 def gathered_scaled_noncontracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows, *, copied, **params
 ) -> jax.Array:
-    """`scaled_ragged_noncontracting` of rows `rows` [m] of lhs [T, k], int32, zeros where there is
-    no such row, all without a batch dimension: as one operation where the plan has a kernel for it,
-    else of `copied()`, those rows and their scales."""
+    """`scaled_ragged_noncontracting` of the rows `rows` [m], int32, of lhs [T, k], zeros for an
+    invalid index, without batch dimensions. Binds one operation where the plan has a kernel for it,
+    and otherwise multiplies `copied()`, these rows and their scales."""
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows)
     params = dict(params, fast_accumulation=params.get("fast_accumulation", False))
     if plan.reads_in_place([jax.typeof(x) for x in operands], params):
@@ -128,10 +128,10 @@ def scaled_ragged_contracting(
 ) -> jax.Array:
     """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
 
-    Scales are of each block and column, or [b?, 1, k] and [b?, 1, n], of each column.
+    There is a scale for each block and column or, as [b?, 1, k] and [b?, 1, n], for each column.
 
-    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile,
-    and view, what rhs is of a flat array.
+    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile
+    and view, the part of a flat array that rhs is.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return SCALED_CONTRACTING.bind(*operands, **params)
@@ -167,8 +167,8 @@ def paired_scaled_contracting(
     group_offset,
     **params,
 ) -> list[jax.Array]:
-    """`scaled_ragged_contracting` of one lhs and each of two rhs of the same shape, all without a
-    batch dimension: as one operation where the plan has a kernel for it."""
+    """`scaled_ragged_contracting` of one lhs and each of two rhs of one shape, without batch
+    dimensions: as one operation where the plan has a kernel for it."""
     operands = (
         *(lhs, lhs_scale, first, first_scale),
         *(second, second_scale, group_sizes, group_offset),

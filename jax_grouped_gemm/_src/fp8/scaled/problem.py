@@ -20,11 +20,11 @@ class ScaledProblem(RaggedProblem):
     """Static description of one product of FP8 operands with scales.
 
     Attributes:
-      lhs_scaling, rhs_scaling: which elements share a scale.
+      lhs_scaling, rhs_scaling: the elements that share a scale.
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.
-      view: of a flat array, what lhs, or of a contracting product rhs, is; see `ScaledView`.
+      view: the part of a flat array that lhs is, or rhs in a contracting product; see `ScaledView`.
     """
 
     lhs_scaling: str
@@ -44,7 +44,7 @@ class ScaledProblem(RaggedProblem):
 
 
 def rows_scaling(scale: Any) -> str:
-    """How rows in transposed blocks are scaled: each block and column, or each column."""
+    """Returns how rows in transposed blocks are scaled: by block and column, or by column."""
     return "column" if scale.shape[-2] == 1 else "1x128"
 
 

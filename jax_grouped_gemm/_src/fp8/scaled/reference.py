@@ -1,7 +1,6 @@
 """Scaled ragged matmuls of FP8 operands in pure JAX.
 
-They accumulate as the CUDA kernels do, in float32 and one block of 128 contracted elements after
-the other.
+They accumulate as the CUDA kernels do: in float32, and block by block of 128 contracted elements.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def scaled_ragged_noncontracting(
       group_sizes, group_offset: see `reference.ragged_noncontracting`.
       lhs_scaling, rhs_scaling: members of `LHS_SCALINGS` and `RHS_SCALINGS`.
       preferred_element_type: dtype of the result.
-      fast_accumulation: allows less precision, of which no use is made here.
+      fast_accumulation: allows less precision, which has no effect here.
 
     Returns:
       [b?, m, n], zero in the rows that no local group owns.

@@ -108,12 +108,12 @@ def grouped_gemm(
       beta: the same for `c`, without which it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
         problem. Costs no copy.
-      transpose_rhs: whether those of rhs are stored [n_i, k_i].
+      transpose_rhs: whether matrices of rhs are stored [n_i, k_i].
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
       preferred_element_type: dtype of the results, by default the promoted dtype of all operands.
         Accumulation is in float32 at least.
-      scheduler: what assigns tiles to thread blocks. "host_precomputed": a table that is made when
-        the function is traced. It assigns the longest tiles first, each to the cluster of blocks
+      scheduler: how tiles are assigned to thread blocks. "host_precomputed": by a table made when
+        the function is traced, which assigns the longest tiles first, each to the cluster of blocks
         that is free first. "device": clusters take tiles in turn and search the list for their next
         tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles of a
         launch first.

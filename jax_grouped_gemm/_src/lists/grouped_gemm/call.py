@@ -24,7 +24,7 @@ TARGET_FP64 = "jax_grouped_gemm.grouped_gemm_fp64.v1"
 def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]:
     """Runs the kernels of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
 
-    The operands are those of the primitive: alpha, a, b, beta and c of every problem.
+    Operands are those of the primitive: alpha, a, b, beta and c of every problem.
     """
     problem = plan.problem
     names = present(
@@ -91,7 +91,7 @@ def _stored(rows: int, columns: int, transposed: bool) -> tuple[int, int]:
 def _scales(
     whole: GroupedGemmProblem, problems: Sequence[Problem]
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Returns operands, which hold a scale for each matrix, and attributes, for all of them."""
+    """Returns scales: operands with a scale for each matrix, and attributes for all matrices."""
     attributes = {
         "has_alphas": whole.has_alpha,
         "has_betas": whole.has_beta,

@@ -1,4 +1,4 @@
-"""Which kernels run the products of a list of matrices, decided from static shapes alone."""
+"""Plans the products of a list of matrices, from static shapes alone."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TILES = (
     ),
     *fp64.SQUARES,
 )
-"""The table, of which a launch takes the tile that is predicted to be done first. `fallback`
-decides where XLA computes instead."""
+"""The table. A launch takes the tile that is predicted to finish first. `fallback` decides where
+XLA computes instead."""
 
 MAX_PROBLEMS = 79
-"""Problems to a launch, whose descriptors are parameters of the kernel."""
+"""Problems in a launch: the kernel's parameters have room for so many descriptors."""
 
 MAX_MATRICES = 128
-"""Products to a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
+"""Products in a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
 
 # A launch of clusters takes 0.5 us longer than one of single CTAs, as an H200 measured.
 CLUSTER_STEPS = 0.7
@@ -52,19 +52,19 @@ CLUSTER_STEPS = 0.7
 class Launch:
     """One launch of a kernel.
 
-    On the FP64 tensor cores a stack is a product for each of its matrices, and what is then too
-    much for one launch takes a few, one after another.
+    On the FP64 tensor cores each matrix of a stack is a product. If there are too many for one
+    launch, several launches run one after another.
 
     Attributes:
-      problems: the indices of its problems, in the order in which the kernel has them.
-      transpose_lhs, transpose_rhs: how the operands of all of them are stored.
-      kernel: what computes them.
-      clusters: how many clusters have work.
+      problems: the indices of its problems, in the kernel's order.
+      transpose_lhs, transpose_rhs: how the operands of these problems are stored.
+      kernel: the kernel that computes them.
+      clusters: number of clusters that have work.
       schedule: int32 [rounds, clusters, 2], the problem of this launch and the unit of work of that
         problem that each cluster computes in each round, -1 where it has nothing left; None if the
         device searches for them, as it does where one round is all.
       steps: predicted time of the longest cluster, in mainloop steps of a full tile; on the FP64
-        tensor cores, of the launch's own.
+        tensor cores, in steps of the launch's own tile.
       balance: predicted mean over all clusters of the device, relative to the longest.
       parts_bytes: workspace for the parts of float32 operands.
     """
@@ -124,7 +124,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
 
     def describe_launch(self) -> str:
         """The words of `explain` for all launches."""
-        # There is no other on the FP64 tensor cores.
+        # The FP64 tensor cores have only one scheduler.
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler
         launches = [f"launch {launch}" for launch in self.launches]
@@ -212,8 +212,8 @@ def simulated(
 ) -> tuple[TiledKernel, int, np.ndarray | None, float, float]:
     """The kernel to take, its clusters and schedule, the steps of the longest cluster, the balance.
 
-    That is predicted to be done first: for lists of few tiles that of small ones, of which more
-    multiprocessors get one.
+    The kernel is the one predicted to finish first. For lists of few tiles it has small tiles,
+    so that more multiprocessors have work.
     """
     if isinstance(kernels[0], fp64.Square):
         runs = functools.partial(_runs, shapes, dtype)
@@ -233,7 +233,7 @@ def simulated(
         busy = list_schedule.busy_steps(schedule, units.cost)
         balance = busy.sum() / most_clusters / busy.max()
         table = None
-        # In a single round there is nothing to deal out.
+        # A single round needs no schedule.
         if scheduler == "host_precomputed" and len(schedule) > 1:
             pairs = np.stack([units.problem[schedule], units.number[schedule]], axis=-1)
             table = np.where(schedule[..., None] < 0, -1, pairs).astype(np.int32)
@@ -244,7 +244,7 @@ def simulated(
 def _runs(shapes: Sequence[Shape], dtype: np.dtype, side: int) -> list[fp64.Runs]:
     """Runs of tiles of each launch, one a shape, as `csrc/scheduler/product_runs.h` lists them.
 
-    More matrices than one launch takes have a launch each `MAX_MATRICES`, one after another.
+    Every `MAX_MATRICES` matrices have a launch, one after another.
     """
     bounds = np.cumsum([0, *(shape.g for shape in shapes)])
     return [

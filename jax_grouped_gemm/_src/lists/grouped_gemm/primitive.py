@@ -4,7 +4,7 @@ For each problem i, a stack of g matrices:
 
     out [g, m, n] = alpha a [g, m, k] b [g, k, n] + beta c [g, m, n]
 
-It is linear in a and in b too, and transposed with respect to either it is such a product again.
+The product is linear in a and in b. Its transpose with respect to either is such a product again.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def _factor_cotangents(factors, cts, problems, params):
     stored = zip(params["transpose_lhs"], params["transpose_rhs"], strict=True)
     for ct, problem, transposes in zip(cts, problems, stored, strict=True):
         a = problem.a
-        # Back to the dtype that the forward pass multiplied (bf16 x bf16 may return f32): the
-        # cotangent is rounded to it anyway, and equal dtypes are what the kernels take.
+        # Cast to the dtype that the forward pass multiplied (bf16 x bf16 may return f32), because
+        # kernels take equal dtypes, and the cotangent is rounded to this dtype anyway.
         dtype = (a.aval if ad.is_undefined_primal(a) else a).dtype
         lhs, transpose_lhs, rhs, transpose_rhs = factors(ct.astype(dtype), problem, *transposes)
         terms.append(Problem(problem.alpha, lhs, rhs))
@@ -143,7 +143,7 @@ def _factors_of_b(ct, problem, transpose_a, transpose_b):
 
 
 def _fold_rows(problem: Problem, dims: Problem, size: int, params):
-    """One matrix a, mapped with its c alone, with the rows of all its copies; else None."""
+    """Folds a mapped axis into the rows of one matrix a, if only a and c are mapped; else None."""
     (transpose_lhs,) = params["transpose_lhs"]
     only_rows = (dims.alpha, dims.b, dims.beta) == (None,) * 3 and dims.a is not None
     c_fits = problem.c is None or dims.c is not None

@@ -148,7 +148,7 @@ class GroupedGemmProblem:
 
     @property
     def multiply_adds(self) -> int:
-        """How many pairs of elements all products multiply."""
+        """Number of pairs of elements that all products multiply."""
         return sum(math.prod(entry.shape) for entry in self.entries)
 
     @property

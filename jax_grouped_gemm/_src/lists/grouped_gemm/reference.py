@@ -31,7 +31,7 @@ def product(
       beta: [g], or a number for all.
       c: [g, m, n], or None. Not read where beta is zero.
       transpose_lhs: whether the last two dimensions of `lhs` are exchanged.
-      transpose_rhs: whether those of `rhs` are.
+      transpose_rhs: whether the last two dimensions of `rhs` are exchanged.
       result_dtype: dtype of the result.
       precision: precision of the products.
 

@@ -1,9 +1,9 @@
-"""Which cluster computes which tiles of a list of products of unequal shapes.
+"""Assigns tiles of a list of products of unequal shapes to clusters.
 
-Pure NumPy, at trace time: shapes are static, and so is the cost of every tile. The functions repeat
-the device's own search to predict its balance. `longest_first` is an order that the device can be
-given instead. Rows of a schedule are rounds, columns are clusters, entries are numbers of units of
-work, -1 where a cluster has nothing left to do.
+The schedule is made at trace time by NumPy, because shapes and costs of tiles are static. The
+functions repeat the device's own search to predict its balance. `longest_first` is a schedule that
+the device can follow instead. Rows of a schedule are rounds, columns are clusters, and entries are
+numbers of units of work, -1 where a cluster has nothing left to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.plan import TileConfig
 
 TILE_K = 64
-BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h
+BAND_TILES = 16  # tiles of rows that are swept together, see csrc/scheduler/raster.h
 
 # Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Smaller ones are
 # bound by loading: a multiprocessor gets 38 bytes a cycle from L2. Changing tiles takes as long as
@@ -27,8 +27,7 @@ FULL_STEP_AREA = 128 * 256
 FULL_STEP_BYTES = 1040 * 38
 TILE_OVERHEAD = 2.0
 
-# The kernels leave out parts of tiles at the edges of a result: rows of a consumer, half of the
-# columns.
+# At the edges of a result, kernels skip the rows of a consumer, or half of the columns of a tile.
 PART_ROWS, PART_COLUMNS = 64, 128
 ROW_BYTES = 2 * TILE_K
 
@@ -47,8 +46,8 @@ class Units(NamedTuple):
 
     Attributes:
       problem: the problem that a unit belongs to.
-      number: which of that problem's units it is.
-      cost: how long it takes, in steps.
+      number: number of the unit within its problem.
+      cost: time of the unit, in steps.
     """
 
     problem: np.ndarray
@@ -109,7 +108,7 @@ def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
 
 
 def longest_first(cost: np.ndarray, clusters: int) -> np.ndarray:
-    """Units by falling cost, each to the cluster that is done first (Graham, 1969).
+    """Assigns units by falling cost, each to the cluster that is free first (Graham, 1969).
 
     Units of equal cost keep their order, so that those that share operands run side by side.
     """
@@ -126,5 +125,5 @@ def longest_first(cost: np.ndarray, clusters: int) -> np.ndarray:
 
 
 def busy_steps(schedule: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """How long each cluster works, in steps."""
+    """Returns the steps that each cluster works."""
     return np.where(schedule < 0, 0, cost[schedule]).sum(axis=0)

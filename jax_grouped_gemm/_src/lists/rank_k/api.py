@@ -75,7 +75,7 @@ def update(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> Results:
-    """Any of the updates; `symm` and `whole_tiles` are parameters of the primitive."""
+    """Computes any of the updates; `symm` and `whole_tiles` are parameters of the primitive."""
     uplo = checked_choice("uplo", uplo, get_args(Uplo))
     implementation = checked_implementation(implementation)
     symmetrize_output = checked_boolean("symmetrize_output", symmetrize_output)
@@ -160,8 +160,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
     This is half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their
     shapes.
 
-    The other triangle of a result is that of C, or zero without `c`. With `symmetrize_output` it is
-    the mirror image of the computed triangle, so that the result is exactly symmetric. As in BLAS,
+    The other triangle of a result comes from C, or is zero without `c`. With `symmetrize_output` it
+    mirrors the computed triangle, so that the result is exactly symmetric. As in BLAS,
     arithmetic uses only the `uplo` triangle of C, and does not use C at all if `beta` is zero.
 
     Gradients follow the same rules: those of the factors use the `uplo` triangle of the cotangent,

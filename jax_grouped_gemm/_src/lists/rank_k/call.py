@@ -50,7 +50,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     if problem.has_c:
         c = [pad_to(problems[i].c.astype(dtype), (stacks[i].n, stacks[i].n)) for i in order]
     given = {"alpha": True, "beta": problem.has_c, "diagonal": problem.has_diagonal}
-    # A number for a whole stack stays one: writing it out would take a kernel of its own.
+    # A number for a whole stack stays [1]: writing out [g] would take another kernel.
     scales = [
         getattr(problems[i], name).astype(dtype if is_fp64 else jnp.float32)
         for name in given

@@ -1,4 +1,4 @@
-"""Which kernel runs a rank-k or rank-2k update, decided from static shapes alone."""
+"""Plans rank-k and rank-2k updates, from static shapes alone."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ RankKPlan = Plan[RankKProblem]
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
-# One launch has descriptors for so many.
+# Stacks in one launch: its parameters have room for so many descriptors.
 MAX_FINE_STACKS = 4
 # Squares of 64 x 64 of a CTA in a unit on the diagonal, see `csrc/scheduler/triangular_fine.h`.
 SQUARE = 64
 DIAGONAL_SQUARES = 5
 TILE_K = 64
-# Half steps of a change of tiles, and of handing sums over, beside the steps of a unit: see
+# Half steps to change tiles, and to hand sums over, in addition to the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 
@@ -83,20 +83,20 @@ def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
 
 
 def num_clusters(target: Target) -> int:
-    """How many clusters run at a time."""
+    """Number of clusters that run at the same time."""
     return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
 
 
 def most_fine_units(target: Target) -> int:
-    """How many fine units an update may have: each is a cluster, and all run at a time."""
+    """The most fine units of an update: each is a cluster, and all run at the same time."""
     return num_clusters(target)
 
 
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
-    """Whether it is one tile for each multiprocessor, at most.
+    """Whether fine tiles pay: at most one a multiprocessor, or fewer cycles for small results.
 
-    Or fewer cycles for many small results. A matrix of one tile is none of it: half of what a unit
-    loads and multiplies would be nothing.
+    They do not pay for a matrix of one tile, where half of a unit's loads and products would be
+    wasted.
     """
     stacks = [problem.stacks[i] for i in launch_order(problem)]
     if all(s.n <= FINE_TILE.tile_m for s in stacks):
@@ -145,7 +145,7 @@ class Unit:
 
     @property
     def cost(self) -> int:
-        """How long it keeps a cluster busy."""
+        """Time that the unit keeps a cluster busy."""
         return self.half_steps + self.overhead
 
 
@@ -157,7 +157,7 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
 
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
-    """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
+    """Whether it is faster to split a narrow tile's steps between both CTAs of a cluster."""
     if problem.whole_tiles or problem.op == "symm_product":
         return False
     if problem.terms or len(stacks) > 1:
@@ -167,9 +167,9 @@ def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Targ
 
 
 def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> int:
-    """When the last cluster is done with a stack alone: `end_of` of `csrc/scheduler/triangular.h`.
+    """When the last cluster is done with a single stack: `end_of` of `csrc/scheduler/triangular.h`.
 
-    Clusters have a full unit more or one less.
+    Numbers of full units of clusters differ by at most one.
     """
     (full, full_units), (narrow, narrow_units) = _unit_counts(problem, stack, halves)
     clusters = num_clusters(target)

@@ -6,10 +6,10 @@ For each stack i of [g, n, n] results, and one triangle of each:
     rank-2k  out = alpha (a b^T + b a^T) + beta c
 
 with ^H for ^T, and conj(alpha) for the second product's alpha, if `hermitian`. The other triangle
-is c's, zero without c, or the mirror image of the first.
+comes from c, is zero without c, or mirrors the first.
 
-The update is quadratic in a without b, and bilinear in a and b. Its tangent is made of rank-2k
-updates, and the transposes of those are symmetric matrices times the other factor.
+The update is quadratic in a without b, and bilinear in a and b. Its tangent consists of rank-2k
+updates. Their transposes are symmetric matrices times the other factor.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def _factor_cotangent(
     precision,
     **__,
 ):
-    """The cotangent of one factor of a rank-2k update: alpha (T + T^T) times the other one.
+    """The cotangent of one factor of a rank-2k update: alpha (T + T^T) times the other factor.
 
-    T is the cotangent's computed triangle; the whole of it if the result was mirrored, because
+    T is the computed triangle of the cotangent, or all of it if the result was mirrored, because
     then both triangles depend on the factor. Where the product is A B^T alone, the cotangents are
     alpha T B and alpha T^T A, and the cotangent of the mirror image is added to T.
     """
@@ -163,7 +163,7 @@ def _factor_cotangent(
     else:
         ct = ct if symmetrize else triangle(ct, None)
         ct = ct + reference.flip(ct, hermitian)
-    # The forward pass multiplied this dtype, which the same tensor cores take.
+    # Multiply the dtype of the forward pass, so that the same tensor cores run.
     scaled = (per_matrix(alpha, dtype) * ct).astype(jnp.result_type(factor.dtype, aval.dtype))
     factor = jnp.conj(factor) if hermitian else factor
     # [g, i, j]; j runs over the rows of the factor.

@@ -41,8 +41,8 @@ class RankKProblem:
       has_diagonal: whether a multiple of the identity is added.
       whole_tiles: whether no tile may be cut, so that the bits of a result do not depend on how
         many others there are.
-      c_is_factor: of each stack, whether c is a factor too. XLA would copy such a c before a kernel
-        that updates it in place.
+      c_is_factor: for each stack, whether c is also a factor. XLA would copy such a c before a
+        kernel that updates it in place.
       terms: see `Plan`.
     """
 
@@ -84,12 +84,12 @@ class RankKProblem:
 
     @property
     def num_products(self) -> int:
-        """How many products of two factors each result adds up."""
+        """Number of products of two factors that each result adds up."""
         return 2 if self.op == "rank_2k" else 1
 
     @property
     def num_factors(self) -> int:
-        """How many factors each result has."""
+        """Number of factors of each result."""
         return 1 if self.op == "rank_k" else 2
 
     @property
@@ -105,7 +105,7 @@ class RankKProblem:
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
         """Pads rows of operands and of results to multiples of so many elements."""
         of_operands, of_results = multiples
-        # No more than the rows of the results need, unless the operands have rows of n.
+        # Pad no more than the results' rows need, unless the operands have rows of n.
         n_multiple = of_operands if self.transpose else of_results
         k_multiple = 1 if self.transpose else of_operands
         stacks = tuple(
@@ -131,7 +131,7 @@ class RankKProblem:
 
     @property
     def multiply_adds(self) -> float:
-        """The products of two elements that the results need."""
+        """Number of products of two elements that the results need."""
         per_product = sum(s.g * s.n * (s.n + 1) / 2 * s.k for s in self.stacks)
         return per_product * self.num_products
 
@@ -143,9 +143,9 @@ class RankKProblem:
 
     @property
     def result_bytes(self) -> float:
-        """The size of what is written, and of the triangles of c, which are read.
+        """Bytes of written results, and of the triangles of c that are read.
 
-        The other triangle is written too, mirrored or as zeros, but where it stays that of c.
+        The other triangle is also written, mirrored or as zeros, except where c's triangle stays.
         """
         triangles = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
         writes = 2 if self.symmetrize or not self.has_c else 1
@@ -157,11 +157,11 @@ class RankKProblem:
         A pass over the sums adds, mirrors and masks.
         """
         if self.dtype == jnp.complex64:
-            return None  # the kernels accumulate in float64, which XLA does not
+            return None  # the kernels accumulate in float64, but XLA does not
         stacks = [self.stacks[i] for i in launch_order(self)]
         elements = sum(s.g * s.n * s.n for s in stacks)
         sums_bytes = np.dtype(at_least_float32(self.result_dtype)).itemsize * elements
-        # Where results are symmetric or sums of two products, mirror images are read as well.
+        # If results are symmetric, or sums of two products, the pass also reads mirror images.
         reads = 1 + (self.num_products > 1 or self.symmetrize)
         results = self.result_dtype.itemsize * elements * (1 + self.has_c)
         return Work(

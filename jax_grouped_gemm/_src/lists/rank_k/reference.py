@@ -35,9 +35,9 @@ def update(
       a: [g, n, k], or [g, k, n] with `transpose`.
       b: like `a`, or None for a rank-k update.
       beta: [g] or [1], or None.
-      c: [g, n, n], or None. Not read in its computed triangle where beta is zero, nor in the other
-        one with `symmetrize`.
-      diagonal: [g] or [1], times the identity it is added; or None.
+      c: [g, n, n], or None. Its computed triangle is not read where beta is zero, and its other
+        triangle not with `symmetrize`.
+      diagonal: [g] or [1], multiples of the identity to add; or None.
       hermitian: whether products are with the conjugate transpose.
       transpose: whether the last two dimensions of `a` and `b` are exchanged.
       upper: whether the upper triangle is computed.
@@ -63,9 +63,8 @@ def update(
     )
     reverse = flip(product, hermitian=False)
     if symmetrize:
-        # Before any arithmetic, so that an element and its mirror image come from the same numbers
-        # in the same expression. XLA fuses, and would contract one and its mirrored copy to
-        # multiply-adds in ways of their own.
+        # Mirror before any arithmetic, so that an element and its mirror image come from the same
+        # numbers in the same expression. Otherwise XLA may contract them to unlike multiply-adds.
         product, reverse = _mirrored(product, upper), _mirrored(reverse, upper)
         c = None if c is None else _mirrored(c, upper)
     scale = per_matrix(alpha, dtype)
@@ -81,8 +80,8 @@ def update(
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
         return result.astype(result_dtype)
-    # Rounded before the other triangle is added: a product that nothing is done to is written, and
-    # read again where it is masked, in the result's type.
+    # Round before adding the other triangle, so that an unscaled product is written, and read again
+    # to be masked, in the result's type.
     result = result.astype(result_dtype)
     return fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
 
@@ -90,14 +89,14 @@ def update(
 def _with_a_zero(x: jax.Array, axis: int) -> jax.Array:
     """Returns operands whose products stay dots.
 
-    XLA makes a multiplication of a dot over one element, computes it again where its result is
+    XLA turns a dot over one element into a multiplication, repeats it where the result is
     mirrored, and may contract it to a multiply-add there.
     """
     return jnp.pad(x, [(0, 1 if i == axis else 0) for i in range(x.ndim)])
 
 
 def _computed(x: jax.Array, upper: bool) -> jax.Array:
-    """Where each matrix has its computed triangle."""
+    """Returns a mask of each matrix's computed triangle."""
     row, column = _indices(x)
     return row <= column if upper else row >= column
 
@@ -114,7 +113,7 @@ def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
 
 
 def _conjugated_outside(x: jax.Array, upper: bool) -> jax.Array:
-    """Symmetric matrices made Hermitian: real diagonals, the triangle not computed conjugated."""
+    """Makes symmetric matrices Hermitian: real diagonals, and conjugates outside the triangle."""
     x = _with_real_diagonal(x)
     return jnp.where(_computed(x, upper), x, jnp.conj(x))
 
@@ -132,7 +131,7 @@ def fill(
     hermitian: bool,
     symmetrize: bool,
 ) -> jax.Array:
-    """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
+    """Returns the computed triangle of `inside`, and its mirror image, `outside` or zeros."""
     if hermitian:
         inside = _with_real_diagonal(inside)
     if symmetrize:

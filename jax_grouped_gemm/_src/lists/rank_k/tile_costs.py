@@ -1,4 +1,4 @@
-"""Which tile many small updates are done with sooner, from cycles that were measured."""
+"""Predicts which tile computes many small updates sooner, from measured cycles."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
 
 SIDE, TILE_K = 128, 64
 
-# Results of so many rows were measured with either tile, many in a call.
+# Numbers of rows that were measured with either tile, with many results in a call.
 FEWEST_ROWS, MOST_ROWS = 512, 1024
-# Predictions are within this of each other where the tiles are equally fast.
+# Predictions that differ by less than this mean that the tiles are equally fast.
 MARGIN = 0.97
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Cycles of a unit of work: of each step of its mainloop, and of all else."""
+    """Cycles of a unit of work: for each step of its mainloop, and for the rest."""
 
     step: int
     rest: int
@@ -55,15 +55,15 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
 
     Args:
       problem: what is computed.
-      stacks: those of its stacks that have results.
-      clusters: how many clusters run at a time.
+      stacks: the stacks that have results.
+      clusters: number of clusters that run at the same time.
     """
     rows = [s.n for s in stacks]
     if problem.op == "rank_2k" or min(rows) < FEWEST_ROWS or max(rows) > MOST_ROWS:
         return False
     wide = sum(_wide_cycles(stack, problem) for stack in stacks)
     fine = sum(_fine_cycles(stack, problem) for stack in stacks)
-    # Each block has one tile, so that the last round is as long as the others.
+    # Each block has one tile, so the last round is as long as any other round.
     rounds = sum(map(num_fine_units, stacks)) / clusters
     return fine * math.ceil(rounds) / rounds < MARGIN * wide
 
