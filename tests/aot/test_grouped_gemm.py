@@ -181,7 +181,7 @@ def test_fp64_gradients_transpose_nothing(h200):
 def test_float32_kernel_on_the_arrays_as_they_are(
     precision, terms, transpose_lhs, transpose_rhs, h200
 ):
-    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    """The kernel's own passes make the parts, in memory that XLA plans."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     call = partial(jgg.grouped_gemm, precision=precision, alpha=0.5, **options)
     lists = arrays(SHAPES, **options, dtype=jnp.float32)

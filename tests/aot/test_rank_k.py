@@ -118,7 +118,7 @@ def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h20
 @pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
 @BOTH
 def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
-    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    """The kernel's own passes make the parts, in memory that XLA plans."""
     options = dict(precision=precision, transpose=transpose, symmetrize_output=True)
     call = partial(update, implementation="cuda", **options)
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
