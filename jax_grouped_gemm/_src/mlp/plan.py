@@ -274,7 +274,7 @@ def _one_product(
 
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
-    """Returns the kernel to take; the first one for a forward tile that is asked for but unknown."""
+    """Returns the kernel to take; the first for a forward tile that is asked for but unknown."""
     asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
