@@ -269,7 +269,7 @@ class TriangularEpilogue {
     return shared_.subtiles[consumer_][slot_ * kSubtilesPerBlock];
   }
 
-  // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.
+  // The place of an element of the block: the swizzle permutes 16-byte units of a row.
   __device__ uint8_t* address(int row, int column) const {
     constexpr int kUnit = 16 / sizeof(Output);
     int const subtile = column / Config::kSubtileColumns;

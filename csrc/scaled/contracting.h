@@ -162,7 +162,7 @@ struct ScaledContracting {
 
   static constexpr int kPastAllBlocks = 1 << 30;
 
-  // Which block of an operand's batches is a tile's block-th one.
+  // The index, in all of an operand's batches, of a tile's block-th block.
   __device__ static int block_at(Params const& params, WorkTile const& work, int block,
                                  int batched) {
     int const in_batch = work.begin / kScaleBlock + block;

@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
   }
 }
 
-// One of these warps, where rows of lhs are those of the result.
+// A loading warp, where rows of lhs are rows of the result.
 template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
