@@ -88,8 +88,8 @@ __device__ inline void store_shared(uint32_t to, int value) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
-// One of them, where rows are contracted: a step has other rows than the one before, and each CTA
-// loads its half of their columns for both.
+// A loading warp, where rows are contracted: each step has other rows, and each CTA loads its half
+// of their columns for both.
 template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                        int warp) {
@@ -103,7 +103,7 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    // Where it is needed, it is asked for again: no register is left to keep it.
+    // Query it again at each use, because no register is left to keep it.
     auto const in_tile = [] { return int(rank_in_cluster<Config>()) * kRowsPerConsumer; };
     bool const has_columns = Problem::rows_left(params, work) > in_tile();
     auto const index_of = [&](int step) {

@@ -14,8 +14,8 @@
 
 namespace jgg::sm90 {
 
-// Where it pays: tiles of so many steps, in groups of more than so many rows in the mean. Shorter
-// tiles wait for more than they gain, and with few rows it is memory that all wait for.
+// Lockstep pays for tiles of so many steps, in groups of more than so many rows on average. Shorter
+// tiles lose more by waiting than they gain, and with few rows all clusters wait for memory.
 constexpr int kLockstepSteps = 40, kLockstepRows = 256;
 
 // How many tiles have been loaded, by the thread blocks of all launches: it only grows, and wraps.
