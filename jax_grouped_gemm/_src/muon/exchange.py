@@ -221,12 +221,12 @@ class _Exchange:
         return jnp.moveaxis(parts, axis, 0).reshape(self.split.devices, -1)
 
     def scattered(self, rows: jax.Array) -> jax.Array:
-        """This device's part of all matrices."""
+        """Returns this device's part of all matrices."""
         return rows.reshape(-1, *self.shape[1:])[: self.shape[0]]
 
 
 class _Leg(NamedTuple):
-    """One way of the exchange of some stacks."""
+    """One direction of the exchange of some stacks."""
 
     arrays: Sequence[jax.Array]
     plan: Sequence[_Exchange]
@@ -237,10 +237,10 @@ class _Leg(NamedTuple):
 def _exchanged(
     legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
 ) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
-    """The result of each leg: one all-to-all of them all, of bits, which nothing converts.
+    """Returns the result of each leg, from one all-to-all of bits for all legs.
 
-    Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
-    kernel, which waits for all that it reads.
+    Also returns `later`, for what is sent afterwards. Otherwise XLA would pack several chunks in
+    one kernel, which waits for all of its inputs.
     """
     if not legs:
         return [], later
@@ -266,7 +266,7 @@ def _exchanged(
 def _all_to_all(
     rows: jax.Array, names: Names, later: Sequence[jax.Array]
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """Row i of each device goes to device i, where the rows are in the order of their devices."""
+    """Sends row i of each device to device i, which gets rows in the order of their devices."""
     if len(rows) != 2:
         came = lax.all_to_all(rows, names, split_axis=0, concat_axis=0, tiled=True)
         return barrier((came, later))
