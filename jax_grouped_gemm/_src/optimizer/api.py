@@ -273,16 +273,16 @@ def adamw(
         traced.
       b1, b2: decay rates of the mean of gradients and of the mean of their squares.
       eps, eps_root: added to the root of the mean square, and under it.
-      mu_dtype: of the mean of gradients, float32 (None) or bfloat16.
+      mu_dtype: dtype of the mean of gradients, float32 (None) or bfloat16.
       weight_decay: a number or a function of the number of earlier steps; float32 weights times
         this and the learning rate are subtracted.
       mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
-        that returns one: which leaves decay. None: all.
-      nesterov: whether to look ahead by one gradient.
+        that returns one, for the leaves that decay. None means all.
+        nesterov: whether to look ahead by one gradient.
       recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
-      select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
-        of three dimensions or more.
-      nu_dtype: of the mean of squares, float32 (None) or bfloat16.
+      select: the leaves to quantise, see `Optimizer`. By default leaves named wi_0, wi_1 and wo
+        with three dimensions or more.
+      nu_dtype: dtype of the mean of squares, float32 (None) or bfloat16.
       max_norm, skip_nonfinite, implementation: see `Optimizer`.
 
     Raises:
