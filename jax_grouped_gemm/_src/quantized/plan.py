@@ -192,7 +192,7 @@ def dequantized_reason(
 
     Args:
       products: each product.
-      operands: all of them, a pytree.
+      operands: all operands, a pytree.
       precision, implementation: parameters of the primitive.
     """
     if implementation == "xla":
@@ -218,7 +218,7 @@ def dequantized_reason(
 
 
 def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
-    """The plan of a product that a kernel computes."""
+    """Returns the plan of a product that a kernel computes."""
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
     streams = kernel.schedule == "streamed"
@@ -241,12 +241,12 @@ class DequantizeProblem:
     """Weights that are dequantised before they are multiplied.
 
     Attributes:
-      format: of the weights.
-      matrix: k and n of each.
-      count: how many matrices.
-      dtype: in which they are multiplied.
-      packed_bytes: of the weights as they are stored.
-      names: of the arrays that they are stored in.
+      format: format of the weights.
+      matrix: k and n of each matrix.
+      count: number of matrices.
+      dtype: dtype in which they are multiplied.
+      packed_bytes: bytes of the stored weights.
+      names: names of the stored arrays.
     """
 
     format: Format
@@ -284,7 +284,7 @@ class DequantizeProblem:
 def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> Plan[DequantizeProblem]:
-    """The plan of one call of the primitive."""
+    """Returns the plan of one call of the primitive."""
     packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
     problem = DequantizeProblem(
         params["format"],
@@ -303,12 +303,12 @@ def plan_dequantize(
 
 
 def packed_format(format: Format) -> str:
-    """The name of a format, with its layout if that is not "packed", the one that kernels read."""
+    """Returns the name of a format, with its layout unless that is "packed", which kernels read."""
     return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 
 def readable(size: int) -> str:
-    """A number of bytes with a unit, 1.6 GB."""
+    """Returns a number of bytes with a unit, such as 1.6 GB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"
