@@ -328,9 +328,9 @@ class TriangularEpilogue {
     }
   }
 
-  // The block on the diagonal: what is in the computed triangle, and beside it its mirror image,
-  // zeros or what C has there. Each 16 rows by 16 columns are on one side, or on the diagonal
-  // themselves, where their halves by 8 are.
+  // The block on the diagonal: the computed triangle, and on the other side its mirror image, zeros
+  // or C. Each 16 rows by 16 columns are on one side, or on the diagonal, and then each of their
+  // halves by 8 is on one side or on the diagonal.
   __device__ void write_diagonal(uint32_t const* packed) const {
     bool const lower = params_.uplo == Uplo::kLower;
     bool const mirrored = params_.other == OtherTriangle::kMirrored;

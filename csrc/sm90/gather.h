@@ -26,9 +26,9 @@ namespace jgg::sm90 {
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
-// Loads kRows boxes to rows of shared memory that follow one another, in each of kCtas CTAs, from
-// the rows of memory whose numbers are in shared memory at `rows`, kBatch of which are in registers
-// at a time.
+// Loads kRows boxes to consecutive rows of shared memory, in each of kCtas CTAs, from the rows of
+// memory whose numbers are in shared memory at `rows`. kBatch of these numbers are in registers at
+// a time.
 template <int kCtas, int kRows = kWarpSize, int kBatch = 16>
 __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows, uint32_t full,
                                           uint32_t to, int column) {
