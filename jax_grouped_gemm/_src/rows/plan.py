@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
 
 MOST_EXPERTS = 16384
-"""The most experts: a block has no counter for each of more."""
+"""The most experts for which a block has one counter each."""
 
 PAIRS_OF_A_SORT_IN_ONE_BLOCK = 4096
 PAIRS_OF_A_BLOCK = 1024
