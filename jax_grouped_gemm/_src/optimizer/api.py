@@ -278,7 +278,7 @@ def adamw(
         this and the learning rate are subtracted.
       mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
         that returns one, for the leaves that decay. None means all.
-        nesterov: whether to look ahead by one gradient.
+      nesterov: whether to look ahead by one gradient.
       recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
       select: the leaves to quantise, see `Optimizer`. By default leaves named wi_0, wi_1 and wo
         with three dimensions or more.
