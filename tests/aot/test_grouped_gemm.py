@@ -212,7 +212,7 @@ def test_float32_c_is_updated_in_place_if_it_may_be(h200):
 
 
 def test_float32_launches_share_their_memory(h200):
-    """A launch for every 79 problems; the parts of one make room for those of the next."""
+    """Every 79 problems have a launch, whose parts reuse the memory of the previous launch."""
     lists = arrays([(64, 64, 64)] * 158, dtype=jnp.float32)
     program = compiled(h200, jgg.grouped_gemm, *lists)
     assert program.kernels == {"grouped_gemm_f32": 2}

@@ -197,7 +197,7 @@ def test_a_factor_that_is_added_is_not_copied(call, dtype, h200):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("shape", [(4, 512, 256), (4, 256, 512)], ids=["tall", "wide"])
 def test_a_step_of_muon_passes_over_memory_three_times(shape, dtype, h200):
-    """Norms, moments and what is multiplied, parameters. Nothing is transposed."""
+    """Passes compute norms, moments with operands, and parameters. Nothing is transposed."""
     optimizer = muon(0.02, weight_decay=0.1)
     params = array(*shape, dtype=dtype)
     leaves, structure = jax.tree.flatten((params, jax.eval_shape(optimizer.init, params), params))

@@ -1,4 +1,4 @@
-"""Products of which one triangle is computed, diagonals that are added, and C of its own."""
+"""Symmetric products by one triangle, diagonals that are added, and a C that is a factor."""
 
 from functools import partial
 
