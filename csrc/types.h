@@ -36,7 +36,7 @@ constexpr bool operator==(TileConfig const& a, TileConfig const& b) {
 // Along which dimension an operand is contiguous: the contracted one, or its other one.
 enum class Major { kK, kMN };
 
-// Where an operand is contiguous whose plain form has the major `plain`.
+// The dimension along which an operand is contiguous, if its plain form has the major `plain`.
 constexpr Major major(Major plain, bool transpose) {
   return (plain == Major::kK) != transpose ? Major::kK : Major::kMN;
 }

@@ -1,13 +1,13 @@
 """Runs code that calls `jax.lax.ragged_dot` or tokamax on the kernels of this package.
 
-- `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are ours;
-  `replace_lax_always` switches that on for good.
+- `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are this
+  package's; `replace_lax_always` switches that on for the whole process.
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
-# The primitive is replaced, not the functions: who imported these earlier, or evaluates an equation
-# that was traced earlier, gets ours too. A primitive's `bind` is not public; what is known of it is
-# checked before it is replaced.
+# Replace the primitive, not the functions, so that functions imported earlier and equations traced
+# earlier use this package too. A primitive's `bind` is not public, so its form is checked before it
+# is replaced.
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ _lock = threading.Lock()
 def replace_lax() -> Iterator[None]:
     """Context in which `jax.lax.ragged_dot` and `ragged_dot_general` are those of this package.
 
-    Holds for what this thread calls or traces inside, with its derivatives, `jax.vmap` and
-    `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted outside are
-    traced once more inside. Can decorate a function that is neither a generator nor a coroutine.
+    The context holds for calls that this thread makes or traces inside, with their derivatives,
+    `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
+    outside are traced again inside. It can decorate functions, but no generators or coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    Accepts the arguments of `jax.lax`, and some that `jax.lax` refuses. Negative or too large sizes
-    are treated as in `ragged_dot`, and error messages differ. Where no kernel can run, the pure JAX
+    It accepts the arguments of `jax.lax`, and some that `jax.lax` refuses. Negative or too large
+    sizes are treated as in `ragged_dot`, and messages differ. Where no kernel runs, the pure JAX
     implementation of this package runs, or else JAX's own. `jax.export` of programs with kernels
     needs `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
@@ -134,7 +134,7 @@ def tokamax_ragged_dot(
 
 @functools.cache
 def _original() -> Any:
-    """The primitive of `jax.lax.ragged_dot_general`."""
+    """Returns the primitive of `jax.lax.ragged_dot_general`."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2), (1, 2, 2))]
     sizes = jax.ShapeDtypeStruct((1,), jnp.int32)
     with _is_replaced(False):
@@ -159,7 +159,7 @@ def _intercept() -> None:
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
             if not _is_replaced.value:
                 return bind(*operands, **params)
-            # JAX gets the calls that our function makes, and those that it does not support.
+            # JAX gets the calls that this package makes, and those that it does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
                 return ragged_dot_general(*operands, **params)
             return bind(*operands, **params)

@@ -1,6 +1,6 @@
 """Rematerialisation policies for `jax.checkpoint` that keep the results of grouped matmuls.
 
-`jax.checkpoint_policies.dots_saveable` saves JAX's own dots only, and recomputes the products of
+`jax.checkpoint_policies.dots_saveable` saves only JAX's own dots, and recomputes the products of
 this package.
 """
 

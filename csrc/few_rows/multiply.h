@@ -43,7 +43,7 @@ __device__ __forceinline__ void with_blocks(int rows, Function&& function) {
   function(std::integral_constant<int, kBlocks>{});
 }
 
-// Where a lane reads in a stage.
+// The place in a stage where a lane reads.
 template <class Config>
 struct Places {
   int column[2];  // of matrices, for the first 16 of K

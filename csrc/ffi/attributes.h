@@ -50,8 +50,8 @@ class Attributes {
             function};
   }
 
-  // How many multiprocessors the call's kernels fill at most, which leaves the others to what runs
-  // beside them.
+  // The most multiprocessors that the call's kernels use; the rest is free for kernels that run at
+  // the same time.
   int max_sms() {
     int const most = get<int32_t>("max_sms", kMostMultiprocessors);
     if (most < 1) fail("max_sms has to be positive, got " + std::to_string(most));

@@ -69,8 +69,8 @@ nb::dict registrations() {
   return targets;
 }
 
-// XLA refuses handlers with newer headers than its own, but so late that no backend initialises.
-// Python compares versions first, where the error can still say what is wrong.
+// XLA refuses handlers with newer headers than its own, but then no backend initialises. So Python
+// compares versions first, and its error says what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
 }  // namespace

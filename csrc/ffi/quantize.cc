@@ -182,7 +182,7 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
-  // One of each group may be partial: enough in any case, and what Python makes room for.
+  // One block of each group may be partial. This bound is always enough, and Python allocates it.
   int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
   if (values_t->element_count() != 0) {
     auto const shape_t = Shape<3>::of("values_t", *values_t);

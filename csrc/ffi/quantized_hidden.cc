@@ -191,7 +191,7 @@ ffi::Error quantize_ragged_gradients(
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
-// The same, with the values and the transposed gradients of gate and up one after the other in one
+// As above, with the values and the transposed gradients of gate and up one after the other in one
 // array, which needs memory for one result instead of three.
 ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights,

@@ -33,7 +33,7 @@ struct RankKBuffers {
   int k;
 };
 
-// Which operands there are, and how they are stored.
+// The operands that are given, and how they are stored.
 struct RankKForm {
   bool two_operands;
   bool has_c;

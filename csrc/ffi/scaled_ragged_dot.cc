@@ -245,7 +245,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   if (!groups) return groups.error();
   arguments.groups = *groups;
-  // One row of scales is that of all blocks.
+  // A single row of scales applies to all blocks.
   bool const lhs_is_even = lhs_scale_shape->size[0] == 1;
   bool const rhs_is_even = rhs_scale_shape->size[0] == 1;
   for (auto error : {element_types(lhs, rhs, *out, arguments),

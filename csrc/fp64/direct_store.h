@@ -12,9 +12,9 @@ struct alignas(16) Pair {
   Element right;
 };
 
-// out = scale * accumulators, for a tile at `out` of which so many rows and columns are in the
-// result. `pitch` is from one row of the result to the next. Four lanes' pairs are next to each
-// other, enough for whole sectors of memory.
+// out = scale * accumulators, for a tile at `out` with so many rows and columns in the result.
+// `pitch` is the distance of rows of the result. The pairs of four lanes are contiguous, enough for
+// whole sectors of memory.
 template <class Config>
 __device__ void store_directly(Accumulators<Config>& accumulators,
                                Value<typename Config::Element> scale, typename Config::Element* out,

@@ -67,7 +67,7 @@ class RankKEpilogue {
     return is_conjugated ? conjugate(alpha) : alpha;
   }
 
-  // Where C is read, a warp's elements are better next to each other.
+  // If C is read, a warp's elements are better next to each other.
   __device__ bool is_stored_directly() const {
     return !tile_.diagonal && params_.other != OtherTriangle::kMirrored && is_zero(beta());
   }

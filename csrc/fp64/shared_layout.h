@@ -1,4 +1,4 @@
-// Where things are in shared memory, so that no access of a warp needs one bank for two addresses.
+// The layout of shared memory, in which no access of a warp needs one bank for two addresses.
 #pragma once
 
 #include <cstdint>

@@ -36,7 +36,7 @@ struct GroupedGemmArguments {
   bool transpose_lhs;    // stored [k, m]
   bool transpose_rhs;    // stored [n, k]
   bool adds_c;
-  // One for each matrix; where null, all have the value.
+  // One scale for each matrix; if null, all matrices have the value.
   float const* alphas;
   float const* betas;
   float alpha;
@@ -46,7 +46,7 @@ struct GroupedGemmArguments {
   int rounds;
   int clusters;
   Accuracy accuracy = Accuracy::kTf32;  // of products of float32
-  // Where the parts of float32 operands go.
+  // Receives the parts of float32 operands.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
   // The bits of each matrix's largest magnitude, for operands in float16 parts.

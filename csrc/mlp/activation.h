@@ -15,8 +15,8 @@ namespace jgg::mlp {
 //
 //   a(g) = g s (linear + squared g),  s = sigmoid(alpha g (1 + c[0] g^2 + c[1] g^4 + ...)).
 //
-// One term is enough for a gate times its sigmoid, which the tanh form of gelu is, too. `linear` is
-// then 1 and `squared` 0.
+// A gate times its sigmoid needs only one term, and so does the tanh form of gelu. `linear` is then
+// 1 and `squared` 0.
 //
 // Gelu has more terms, and g^2 is cut at `most_square` in the polynomial: the logarithm of Phi(g) /
 // (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives Phi to

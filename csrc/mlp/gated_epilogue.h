@@ -82,7 +82,7 @@ class GatedEpilogue {
     }
   }
 
-  // Rows that no local group owns. Whatever their weights are, hidden is zero.
+  // For rows that no local group owns: hidden is zero for any weights.
   __device__ void take_zeros(WorkTile const& work) {
     begin(work);
     weight_[0] = weight_[1] = 0.0f;

@@ -133,7 +133,7 @@ class GradientEpilogue {
   __device__ void wait() const { sm90::wait_for_stores(); }
 
  private:
-  // Where a subtile is stored.
+  // The place where a subtile is stored.
   __device__ sm90::StoreCoordinates place(int subtile) const {
     return {at_.column + subtile % kSubtilesAHalf * kSubtileColumns,
             at_.row + subtile / kSubtilesAHalf * kRowsPerConsumer, at_.outer};

@@ -25,7 +25,7 @@ constexpr int kLanes = 8;  // threads to a block of columns
 constexpr int kOctets = kScaleBlock / kOctet / kLanes;
 constexpr int kBlocksPerCta = kThreads / kLanes;
 
-// Where a thread's octets are.
+// The places of a thread's octets.
 struct Position {
   int row;
   int block;   // of columns

@@ -1,5 +1,5 @@
-// Four consecutive elements: what a thread loads and stores at once. Their type is known at run
-// time: it is the same for all threads, and bytes are what counts.
+// Four consecutive elements, which a thread loads and stores at once. The type is known only at run
+// time: all threads take the same branch, and only bytes cost time.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -64,7 +64,7 @@ __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_
   second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
 }
 
-// Which elements share scales and zero points, of int4.
+// The elements of int4 matrices that share scales and zero points.
 struct Groups {
   int shift;  // log2 of their number over 32
   bool has_zeros;

@@ -96,8 +96,8 @@ class DecodingMainloop {
     gemm(mma, registers, rows(_, _, kStep), products);
   }
 
-  // products = those of both strips of a consumer with a tile's rows. Registers of products under
-  // way stay as they are: there are two sets, for the 16 of K before and these.
+  // products = both strips of a consumer times a tile's rows. Registers of products in flight must
+  // not change, so there are two sets: for the previous 16 of K, and for these.
   template <int kRows>
   __device__ static __forceinline__ void multiply(Params const& params, int records, Shared& shared,
                                                   sm90::StageIterator<Config::kStages>& stage,

@@ -76,8 +76,8 @@ __device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, u
 }
 
 // The copies of one lane of the warp that loads: the values, the scales or the zero points of one
-// of a tile's strips. Their places are worked out once a tile: a thread that did it for all copies
-// of every stage took longer than memory does.
+// of a tile's strips. Places are computed once a tile, because a thread that computes them for all
+// copies of every stage takes longer than memory does.
 template <class Config>
 class Copier {
   static constexpr int kSlotBytes = Config::Of::kSlotBytes;
@@ -163,7 +163,7 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
   int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
   bool in_vectors = params.k % kElements == 0;
   if constexpr (Config::kWholeVectors) in_vectors = true;
-  // Whose rows are in shared memory is known to all threads of the warp that read them.
+  // All threads of the warp that reads rows know whose rows are in shared memory.
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {
     int const row = own + i * kRowsAtOnce;

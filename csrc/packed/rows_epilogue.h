@@ -15,8 +15,8 @@ struct RowsOfSums {
   alignas(16) float of[2][kRowsAtOnce][kSumsPitch];
 };
 
-// Stores the sums of a consumer's two strips. Their first columns of the result are `column` and,
-// if both are of one matrix, kNextRun further on. The order of arithmetic is that of
+// Stores the sums of a consumer's two strips. In the result the first strip begins at `column` and,
+// if both are of one matrix, the second one kNextRun further on. The order of arithmetic is that of
 // few_rows/epilogue.h.
 template <class Config>
 class RowsEpilogue {

@@ -57,7 +57,7 @@ struct Unit {
 
 __device__ int warp_of_grid() { return blockIdx.x * kWarps + threadIdx.x / kWarpSize; }
 
-// Where the lane's vectors of a unit start.
+// The start of the lane's vectors of a unit.
 __device__ int first_element() { return threadIdx.x % kWarpSize * kVector; }
 
 __global__ void __launch_bounds__(kThreads)
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) split_lists(__grid_constant__ Stacks const stacks) {
-  // From the end: what the search for maxima read last is still in L2.
+  // Begin at the end, which the search for maxima read last, so that it is still in L2.
   int const number = stacks.units - 1 - warp_of_grid();
   if (number < 0) return;
   Stack const& stack = stacks.find(number);

@@ -1,4 +1,4 @@
-// Where the parts of lists of float32 operands lie in the workspace.
+// The layout of the parts of lists of float32 operands in the workspace.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace jgg::parts {
 
-// Matrices of one size, one after another in memory. Their elements are a multiple of 8.
+// Matrices of one size, one after another in memory, each of a multiple of 8 elements.
 struct MatrixStack {
   void const* data;
   int matrices;

@@ -1,10 +1,10 @@
-// Copies tokens to the rows of their experts as the gradient of weights reads them: transposed and
-// quantised, which is one pass where a copy and a quantiser would write and read 16 bits between.
+// Copies tokens to the rows of their experts as the gradient of weights reads them, transposed and
+// quantised, in one pass. A copy and a quantiser would write and read 16 bits in between.
 //
-// Scales are those of the tokens' columns, so that a token is the same in FP8 wherever it goes, and
-// nothing has to be known of a block before it is written. Tokens that are copied several times are
-// quantised once, before; what is left is to move bytes. All blocks of some columns come before
-// those of others: the tokens' part of these columns stays in L2, however often it is read.
+// Each column of the tokens has one scale, so that a token has the same FP8 values in every row,
+// and a block can be written without looking at it first. Tokens that are copied several times are
+// quantised once before, so that this kernel only moves bytes. It writes all blocks of some columns
+// before other columns, so that the tokens' part of these columns stays in L2.
 #include <algorithm>
 
 #include "multiprocessors.h"

@@ -1,5 +1,5 @@
-// The largest magnitude of several numbers, found on words as they are loaded: two numbers of 16
-// bits at a time, and nothing is unpacked.
+// The largest magnitude of several numbers, found on loaded words: two numbers of 16 bits at a
+// time, without unpacking.
 #pragma once
 
 #include <cuda_bf16.h>

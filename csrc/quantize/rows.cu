@@ -13,7 +13,7 @@ constexpr int kOctets = kScaleBlock / kOctet / kLanes;
 constexpr int kBlocksAtOnce = 2;
 constexpr int kBlocksPerWarp = 32 / kLanes * kBlocksAtOnce;
 
-// Where a thread's octets of one block are.
+// The places of a thread's octets of one block.
 struct Position {
   int64_t offset;  // of the first octet
   int count;       // elements from there to the end of the row, none past the last block

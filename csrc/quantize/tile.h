@@ -84,8 +84,8 @@ struct Patch {
   }
 };
 
-// Where the patches of a tile that is needed later arrive. A thread reads what it fetched itself,
-// so that no barrier is needed.
+// The buffer for patches of a tile that is needed later. Each thread reads only its own copies, so
+// that no barrier is needed.
 template <class Source>
 struct Staging {
   static constexpr int kPieces = Octet<Source>::kWords / 4;

@@ -56,7 +56,7 @@ struct WidePatch {
   }
 };
 
-// Where the patches of the next tile arrive. A thread reads what it fetched itself, so that no
+// The buffer for patches of the next tile. Each thread reads only its own copies, so that no
 // barrier is needed.
 struct WideStaging {
   uint4 piece[kOctet][kWideThreads];

@@ -1,6 +1,6 @@
-// The roles of a contracting product: those of two kernels in one, of which the sizes choose.
-// Groups that can be dealt to all clusters as whole tiles run what they would run without the other
-// one.
+// The roles of a contracting product: two kernels in one; the group sizes choose between them.
+// Groups whose whole tiles can be dealt evenly to all clusters run as they would without the other
+// kernel.
 #pragma once
 
 #include "ragged/zeros.h"

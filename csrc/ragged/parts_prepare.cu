@@ -54,7 +54,7 @@ struct Line {
   int owner;          // and that of the whole line elsewhere
 };
 
-// Lines that no group owns are left out: what they hold is never read.
+// Lines that no group owns are left out, because nothing reads them.
 template <class Function>
 __device__ void for_each_line(Operand const& operand, Function&& function) {
   unsigned const lines = static_cast<unsigned>(operand.outer) * operand.rows;
@@ -73,7 +73,7 @@ __device__ void for_each_line(Operand const& operand, Function&& function) {
   }
 }
 
-// Where the lane's vectors of a line start.
+// The start of the lane's vectors of a line.
 __device__ int first_column() { return threadIdx.x % kWarpSize * kVector; }
 constexpr int kColumnStep = kWarpSize * kVector;
 

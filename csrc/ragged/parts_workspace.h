@@ -1,4 +1,4 @@
-// Where the parts of float32 operands and what belongs to them lie in the workspace.
+// The layout of the parts of float32 operands, and of their maxima, in the workspace.
 #pragma once
 
 #include <cstdint>

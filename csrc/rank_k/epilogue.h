@@ -269,7 +269,7 @@ class TriangularEpilogue {
     return shared_.subtiles[consumer_][slot_ * kSubtilesPerBlock];
   }
 
-  // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.
+  // The place of an element of the block: the swizzle permutes 16-byte units of a row.
   __device__ uint8_t* address(int row, int column) const {
     constexpr int kUnit = 16 / sizeof(Output);
     int const subtile = column / Config::kSubtileColumns;
@@ -328,9 +328,9 @@ class TriangularEpilogue {
     }
   }
 
-  // The block on the diagonal: what is in the computed triangle, and beside it its mirror image,
-  // zeros or what C has there. Each 16 rows by 16 columns are on one side, or on the diagonal
-  // themselves, where their halves by 8 are.
+  // The block on the diagonal: the computed triangle, and on the other side its mirror image, zeros
+  // or C. Each 16 rows by 16 columns are on one side, or on the diagonal, and then each of their
+  // halves by 8 is on one side or on the diagonal.
   __device__ void write_diagonal(uint32_t const* packed) const {
     bool const lower = params_.uplo == Uplo::kLower;
     bool const mirrored = params_.other == OtherTriangle::kMirrored;

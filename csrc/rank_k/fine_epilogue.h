@@ -226,8 +226,8 @@ class FineEpilogue {
                      lower ? warp() * kWarpRows : kBlock);
   }
 
-  // Where 16 columns of a block are in the rows that a warp has staged. Units are permuted, so that
-  // neither rows nor columns of them share banks.
+  // The place of 16 columns of a block in the rows that a warp has staged. Units are permuted, so
+  // that neither their rows nor their columns share banks.
   __device__ static uint8_t* staged(uint8_t* staging, int row, int unit) {
     return staging + row * kRowBytes + (unit ^ row % 8) * 16;
   }

@@ -51,7 +51,7 @@ struct RankKArguments {
   bool adds_diagonal = false;
   bool may_halve = true;                // whether tiles may be cut where that is faster
   Accuracy accuracy = Accuracy::kTf32;  // of products of float32
-  // Where the parts of float32 operands go.
+  // Receives the parts of float32 operands.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
 };

@@ -1,4 +1,4 @@
-// Which rows of memory an operand is made of.
+// The rows of memory that form an operand.
 #pragma once
 
 #include "scheduler/host_device.h"

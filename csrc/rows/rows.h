@@ -14,7 +14,7 @@ namespace jgg::rows {
 
 enum class ElementType { kBf16, kF16, kF32 };
 
-// One operand for each batch, or, with a stride of 0, the same for all.
+// An operand for each batch or, with a stride of 0, one for all batches.
 template <class T>
 struct Batched {
   T* data = nullptr;

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments argume
   if constexpr (!kAlone) add_blocks(arguments, total, before);
   __syncthreads();
 
-  // Where each warp's pairs of a bin begin, within the bin.
+  // The start of each warp's pairs of a bin, within the bin.
   for (int bin = threadIdx.x; bin < bins; bin += kThreads) {
     int sum = before[bin];
 #pragma unroll 8
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments argume
   }
   __syncthreads();
 
-  // Where each bin begins.
+  // The start of each bin.
   int const each = (bins + kThreads - 1) / kThreads, first_bin = threadIdx.x * each;
   int sum = 0;
   for (int bin = first_bin; bin < min(first_bin + each, bins); ++bin) sum += total[bin];

@@ -2,12 +2,12 @@
 // in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
 // of a step lie next to each other. Scales of rhs are those of each block, or the same of all.
 //
-// Multiplying by two scales that change from step to step takes a fifth of the kernel's time. Where
-// those of one operand do not change they are left to the end, and the result is transposed if that
-// operand should have been lhs.
+// Multiplying by two scales that change from step to step takes a fifth of the kernel's time. If
+// the scales of one operand do not change, they are applied at the end, and the result is
+// transposed if that operand should have been lhs.
 //
-// Two products with the same rhs are one launch: their rows follow one another, those of the first
-// in whole tiles.
+// Two products with the same rhs are one launch: the rows of the second follow the rows of the
+// first, which are padded to whole tiles.
 #pragma once
 
 #include "ragged/hints.h"
@@ -162,7 +162,7 @@ struct ScaledContracting {
 
   static constexpr int kPastAllBlocks = 1 << 30;
 
-  // Which block of an operand's batches is a tile's block-th one.
+  // The index, in all of an operand's batches, of a tile's block-th block.
   __device__ static int block_at(Params const& params, WorkTile const& work, int block,
                                  int batched) {
     int const in_batch = work.begin / kScaleBlock + block;

@@ -26,7 +26,7 @@ struct GatheredScaledNoncontracting : ScaledNoncontracting<Config_> {
     return params.rows.row(in_group < work.extent ? params.rows.of[work.begin + in_group] : -1);
   }
 
-  // Where the scales of a row are of which the number is known, null if there is no such row.
+  // The address of the scales of the row with this number, null if there is no such row.
   __device__ static float const* scales_of(Params const& params, int row) {
     bool const exists = unsigned(row) < unsigned(params.rows.tokens);
     RowScales const& lhs = params.lhs_scales;

@@ -60,7 +60,7 @@ struct ScaledNoncontracting : GroupRows<Config_> {
                       rhs + int64_t(block) * params.rhs_scales.block_stride);
   }
 
-  // Where the steps of a tile begin.
+  // The first step of a tile.
   __device__ static int first_step(WorkTile const&) { return 0; }
 
   // The scales of four K tiles from `block` on, a multiple of four.
@@ -93,8 +93,8 @@ struct ScaledNoncontracting : GroupRows<Config_> {
     }
   }
 
-  // Where the scales lie that this thread loads, for the first K tile; null for threads that load
-  // none.
+  // The address of the scales that this thread loads for the first K tile; null for threads that
+  // load none.
   __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
     BlockScales const& rhs = params.rhs_scales;
     int const i = threadIdx.x % kScaleThreads;

@@ -53,8 +53,8 @@ struct ScaledArguments {
 // kNotCompiled if there is no such kernel.
 cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                          cudaStream_t stream);
-// Where no scale changes along K: `lhs_scales` from step to step, or those of rhs, which are
-// `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
+// For scales that do not change along K: neither `lhs_scales` from step to step, nor those of rhs,
+// which are `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
 // Takes `rows`, no batch dimension, and scales of blocks where k / 128 is a multiple of four.

@@ -1,4 +1,4 @@
-// Which units of work a cluster computes, where the last wave is cut along K (stream-K).
+// Assigns units of work to a cluster, where the last wave is cut along K (stream-K).
 #pragma once
 
 #include "scheduler/ceil_div.h"
@@ -99,7 +99,7 @@ class Assignment {
     return 0;
   }
 
-  // Where the ranges begin and end, in steps from the first unit of the wave. All fits into 32 bits
+  // The bounds of ranges, in steps from the first unit of the wave. All numbers fit into 32 bits
   // for up to 127 clusters, whatever K.
   struct Cuts {
     int units;

@@ -1,5 +1,5 @@
-// Which steps a cluster computes of chains: equally long sequences of steps, all of which can be
-// cut at any step. Whatever their number, all clusters get about the same.
+// Assigns steps of chains to clusters. Chains are equally long sequences of steps that can be cut
+// at any step. All clusters get about the same number of steps, for any number of chains.
 #pragma once
 
 #include <cmath>
@@ -124,7 +124,7 @@ class ChainCuts {
   JGG_HOST_DEVICE static int least_reach(int longest) {
     return max(kLeastReach, static_cast<int>(sqrtf(float(kHandOver) * float(longest))));
   }
-  // One sum is handed over, and those of the longest tile are added, each for half of kHandOver.
+  // Handing one sum over, and adding each sum of the longest tile, take half of kHandOver each.
   JGG_HOST_DEVICE int cost_of_adding(int longest) const {
     return (1 + ceil_div(longest, max(reach_, 1))) * kHandOver / 2;
   }

@@ -85,8 +85,8 @@ class ContractingPieces {
     return inside > steps - ChainCuts::kLeastPiece ? steps : inside;
   }
 
-  // The cluster with a group's first steps adds the sums of the others, which are those of the next
-  // parts of the chain.
+  // The cluster with a group's first steps adds the sums of the other clusters, which compute the
+  // next parts of the chain.
   JGG_HOST_DEVICE void set_partials(int start, int steps, int first, int last,
                                     WorkTile& work) const {
     int const cut = range_.chain - cuts_.whole();

@@ -1,4 +1,4 @@
-// Which units of work a block computes, where all units are cut along K into equal shares.
+// Assigns units of work to a block, where all units are cut along K into equal shares.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class EvenAssignment {
   JGG_HOST_DEVICE int busy() const { return ranges_; }
 
  private:
-  // Where a range begins. Divisions of 64 bits, made anew for each, took a microsecond of the first
+  // The start of a range. Repeating 64-bit divisions for each range took a microsecond of the first
   // tile.
   JGG_HOST_DEVICE int64_t at(int range) const {
     return share_ * range + (range < longer_ ? range : longer_);

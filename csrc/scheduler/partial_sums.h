@@ -1,4 +1,4 @@
-// Where partial sums lie in the workspace of a launch.
+// The layout of partial sums in the workspace of a launch.
 #pragma once
 
 #include <cstdint>

@@ -6,8 +6,8 @@
 
 namespace jgg {
 
-// Which operand tile the CTAs of a cluster have in common, so that each loads half of it and
-// multicasts it to both; or of two, one.
+// The operand tile that the CTAs of a cluster share, so that each loads half of it and multicasts
+// it to both; one operand if they share both.
 enum class Share : int { kNothing = 0, kLhs = 1, kRhs = 2, kBoth = 3 };
 
 struct TileCoordinate {
@@ -21,8 +21,8 @@ struct TileCoordinate {
 // along N instead and shares the lhs tile. No unit of work lies wholly outside the grid; only when
 // both counts are odd has one unit a second tile past the last column.
 //
-// Where kSharesLhs is true, all tiles are paired along N, and where n_tiles is odd, the last unit
-// of each row has a second tile past the last column.
+// If kSharesLhs is true, all tiles are paired along N, and if n_tiles is odd, the last unit of each
+// row has a second tile past the last column.
 //
 // Units are walked in bands of up to kBand along M, each band column by column. While a band is
 // swept, its lhs rows stay in L2 and every rhs column is read once, so the traffic of the units in

@@ -16,12 +16,13 @@ struct SkewedWork {
   int empty;  // local groups without rows, of all batches
 };
 
-// Estimates what whole tiles and what pieces would take, from the sizes alone, so that all thread
-// blocks come to the same answer. Every size counts for itself, even if those before it have used
-// up all rows: either answer gives the right results.
+// Estimates the time of whole tiles and of pieces, from the sizes alone, so that all thread blocks
+// reach the same answer. Every size counts, even if earlier groups have used up all rows, because
+// either answer gives correct results.
 //
-// Whole tiles take at least as long as the largest groups, dealt to all clusters, and as all tiles
-// divided by the number of clusters, those of zeros among them, which pieces leave to idle warps.
+// Whole tiles take at least as long as the largest groups, dealt to all clusters, and at least as
+// long as all tiles divided by the number of clusters. Whole tiles include tiles of zeros, which
+// pieces leave to idle warps.
 template <class Warp, int kTileK>
 class Skew {
  public:

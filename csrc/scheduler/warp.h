@@ -33,7 +33,7 @@ struct SimulatedWarp {
   }
 
   // Calls function(lane) for every lane. Afterwards total() and most() combine the sums that lanes
-  // collected in a variable, of which each lane has its own if warps are real.
+  // collected in a variable. On a GPU each lane has its own variable.
   template <class Function>
   static void each(Function function) {
     for (int i = 0; i < kWarpSize; ++i) function(i);

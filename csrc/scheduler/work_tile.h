@@ -1,4 +1,4 @@
-// One output tile of one CTA: all that the producer, the mainloop and the epilogue need to know.
+// An output tile of a CTA: everything that the producer, mainloop and epilogue need to know.
 #pragma once
 
 #include "scheduler/raster.h"

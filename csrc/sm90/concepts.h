@@ -43,7 +43,7 @@ concept SchedulesTiles = requires(typename P::Params const& params) {
   typename P::template Turns<DeviceWarp>;
 };
 
-// Whether rows of lhs lie anywhere in memory (gather.h), and how those of a problem are found.
+// Whether rows of lhs lie anywhere in memory (gather.h), and how to find the rows of a problem.
 template <class P>
 constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
 template <class P>
@@ -66,8 +66,8 @@ concept LoadsBoxes =
       };
     };
 
-// Where a tile is stored, and what L2 does with it. `adds_to` says whether a tile is added to what
-// the float32 result held.
+// The place where a tile is stored, and its treatment by L2. `adds_to` says whether a tile is added
+// to the old values of the float32 result.
 template <class P>
 concept StoresTiles = requires(typename P::Params const& params, WorkTile const& work, int row) {
   { P::store_at(params, work, row) } -> std::same_as<StoreCoordinates>;
@@ -192,7 +192,7 @@ concept EpilogueOfLists =
       epilogue.store_early();
     };
 
-// One that computes (consumer_fused.h): take_zeros() is for rows that no local group owns.
+// An epilogue that computes (consumer_fused.h): take_zeros() is for rows that no local group owns.
 template <class E, class Accumulators>
 concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const& work,
                                                     Accumulators& accumulators, int step) {
@@ -201,7 +201,7 @@ concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const&
   { E::stores_in(step, step) } -> std::convertible_to<bool>;
 };
 
-// One that computes, where consumers take turns: begin() comes before a tile is multiplied.
+// A computing epilogue where consumers take turns: begin() comes before a tile is multiplied.
 template <class E, class Accumulators>
 concept FusedEpilogueInTurn =
     requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {

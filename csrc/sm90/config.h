@@ -89,7 +89,7 @@ struct KernelConfig {
   static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
-  // Where a TMA box can start in the contiguous dimension of an operand.
+  // The multiple at which a TMA box can start in the contiguous dimension of an operand.
   static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };

@@ -1,9 +1,9 @@
 // Consumers that take turns: each multiplies whole tiles, every other one, and stores its tile
 // while the other one multiplies.
 //
-// Stages are filled in the order of the tiles, as if one consumer read them all. A consumer passes
-// over those of the other's tiles and may look at its own only when it is its turn: a barrier knows
-// its phases by their parity alone, so nobody may wait for a stage two rounds ahead.
+// Stages are filled in the order of the tiles, as if one consumer read them all. A consumer skips
+// stages of the other consumer's tiles, and may look at its own stages only when it is its turn: a
+// barrier knows only the parity of its phase, so no thread may wait for a stage two rounds ahead.
 #pragma once
 
 #include "sm90/concepts.h"

@@ -26,9 +26,9 @@ namespace jgg::sm90 {
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
-// Loads kRows boxes to rows of shared memory that follow one another, in each of kCtas CTAs, from
-// the rows of memory whose numbers are in shared memory at `rows`, kBatch of which are in registers
-// at a time.
+// Loads kRows boxes to consecutive rows of shared memory, in each of kCtas CTAs, from the rows of
+// memory whose numbers are in shared memory at `rows`. kBatch of these numbers are in registers at
+// a time.
 template <int kCtas, int kRows = kWarpSize, int kBatch = 16>
 __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows, uint32_t full,
                                           uint32_t to, int column) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
   }
 }
 
-// One of these warps, where rows of lhs are those of the result.
+// A loading warp, where rows of lhs are rows of the result.
 template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
@@ -88,8 +88,8 @@ __device__ inline void store_shared(uint32_t to, int value) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
-// One of them, where rows are contracted: a step has other rows than the one before, and each CTA
-// loads its half of their columns for both.
+// A loading warp, where rows are contracted: each step has other rows, and each CTA loads its half
+// of their columns for both.
 template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                        int warp) {
@@ -103,7 +103,7 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    // Where it is needed, it is asked for again: no register is left to keep it.
+    // Query it again at each use, because no register is left to keep it.
     auto const in_tile = [] { return int(rank_in_cluster<Config>()) * kRowsPerConsumer; };
     bool const has_columns = Problem::rows_left(params, work) > in_tile();
     auto const index_of = [&](int step) {

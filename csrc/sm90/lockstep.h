@@ -2,20 +2,20 @@
 //
 // Clusters that work on neighbouring tiles read the same rows and columns, and find them in L2 if
 // they are at about the same step. All begin together, but a tile of few rows takes half as long as
-// another one, and from then on its cluster is half a tile ahead of the others. So nobody begins a
-// tile before all clusters have loaded their tiles of the turn before.
+// a full tile, and its cluster is then half a tile ahead. So no cluster begins a tile before all
+// clusters have loaded their tiles of the turn before.
 //
-// This is for speed alone, and nothing depends on it: a cluster that has waited for as long as four
-// tiles take does not wait again in this launch, as where other kernels hold part of the device and
-// not all clusters run.
+// Lockstep serves only speed. A cluster that has waited for as long as four tiles take does not
+// wait again in this launch, because other kernels may hold part of the device, so that not all
+// clusters run.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace jgg::sm90 {
 
-// Where it pays: tiles of so many steps, in groups of more than so many rows in the mean. Shorter
-// tiles wait for more than they gain, and with few rows it is memory that all wait for.
+// Lockstep pays for tiles of so many steps, in groups of more than so many rows on average. Shorter
+// tiles lose more by waiting than they gain, and with few rows all clusters wait for memory.
 constexpr int kLockstepSteps = 40, kLockstepRows = 256;
 
 // How many tiles have been loaded, by the thread blocks of all launches: it only grows, and wraps.

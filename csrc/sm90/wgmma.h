@@ -11,8 +11,8 @@
 
 namespace jgg::sm90 {
 
-// Descriptors in uniform registers, as those of a whole warpgroup are the same: what is left to do
-// between a wait for a stage and its first WGMMA is an addition.
+// Descriptors in uniform registers, as they are the same for a whole warpgroup: between the wait
+// for a stage and its first WGMMA only an addition remains.
 template <class Descriptors>
 __device__ auto in_uniform_registers(Descriptors const& descriptors) {
   auto first = descriptors.data();

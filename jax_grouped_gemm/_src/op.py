@@ -1,8 +1,8 @@
-"""An operation: one object from which all of JAX's rules for its primitive follow.
+"""An operation: one object that defines all of JAX's rules for its primitive.
 
-The module that defines an operation constructs one `Op`. That makes the primitive and registers how
-it is planned and lowered: one call of a CUDA kernel where that is possible, the pure JAX reference
-elsewhere. Nothing else has to know of it; `ops` is the list of all of them.
+The module that defines an operation constructs one `Op`. The `Op` makes the primitive and registers
+how it is planned and lowered: one call of a CUDA kernel where possible, the pure JAX reference
+elsewhere. No other module needs to know it; `ops` lists all operations.
 
 Every operand may have a native batch dimension in front of its usual rank; an operand without one
 is shared by the whole batch.
@@ -34,8 +34,8 @@ from jax_grouped_gemm._src.plan import XLA, Plan
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
 else:
-    # It is in `jax.extend.core`, importing which takes as long as a fifth of this package does,
-    # because that brings Pallas with it.
+    # Import `jax.extend.core` late: it takes a fifth of the time of importing this package, because
+    # it imports Pallas.
     Primitive = type(lax.add_p)
 
 logger = logging.getLogger(__name__)
@@ -64,24 +64,24 @@ class Op:
       planner: called as `planner(operands, params, target)` with abstract operands and the device
         to plan for, gives a `Plan`.
       call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
-      composed: called as `composed(*operands, **params)` instead, for an operation that is made of
-        others, each with a plan; its own plan is then for `explain` alone.
-      reference: called as `reference(*operands, **params)`, without those of `planned`.
+      composed: called as `composed(*operands, **params)` instead, for an operation that consists of
+        others, each with a plan; its own plan is then only for `explain`.
+      reference: called as `reference(*operands, **params)`, without parameters in `planned`.
       planned: names of parameters besides `implementation` that only the planner reads.
       check: called as `check(operands, params)` with abstract operands where the primitive is
         bound, raises an error for parameters that no plan takes.
       multiple_results: whether the primitive returns a list.
       dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
         `partition.Dims` of the operation without a batch dimension. By default devices split
-        nothing but that.
+        only the batch dimension.
       localizer: called as `localizer(operands, params, split)` with a device's slices of the
         operands and a `partition.Split`, gives the operands and parameters with which the device
-        computes its slice of the results. By default those are what they are.
-      instead: what to use where operands are split along dimensions that the operation needs in
-        full on every device.
+        computes its slice of the results. By default they do not change.
+        instead: alternative to name if operands are split along dimensions that the operation needs
+        in full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       is_listed: whether `explain` lists it although it is no matmul.
-      computes: whether it does anything but tell `explain` of a choice.
+      computes: whether it does anything except tell `explain` of a choice.
       per_row: whether each row of a result is a product of a row of the operands, so that it may be
         batch invariant.
       primitive: the primitive, made from these.
@@ -123,7 +123,7 @@ class Op:
         """Binds the primitive, its operands cast to vary over the same manual mesh axes.
 
         Raises:
-          ValueError: of `check`.
+          ValueError: `check` refuses the parameters.
         """
         self._check_counts(operands)
         params = dict(with_policy(params, per_row=self.per_row))
@@ -132,11 +132,11 @@ class Op:
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
-        """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
+        """Raises a `NotImplementedError` if there are too many rows for int32 to count."""
         if not any(x.dtype == jnp.int32 for x in operands):
             return
         for place, x in enumerate(operands):
-            # A vector of values is a buffer that results share, counted in 64 bits.
+            # A vector of values is a buffer that results share; kernels count it in 64 bits.
             if x.ndim == 1 and x.dtype != jnp.int32:
                 continue
             if any(isinstance(size, int) and size > _MOST_ROWS for size in x.shape):
@@ -169,7 +169,7 @@ class Op:
     def dims_of(
         self, operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
     ) -> partition.Dims:
-        """The dimensions of a call, the native batch included."""
+        """Returns the dimensions of a call, the native batch included."""
         if self.dims is None:
             ranks = self.operand_ranks or [x.ndim for x in operands]
             is_batched = any(x.ndim > rank for x, rank in zip(operands, ranks, strict=True))
@@ -190,7 +190,7 @@ class Op:
     def localize(
         self, operands: Sequence[Any], params: dict[str, Any], split: partition.Split
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The operands and parameters of a device's slice of the results."""
+        """Returns the operands and parameters of a device's slice of the results."""
         return self.localizer(operands, params, split) if self.localizer else (operands, params)
 
     def _typed_avals(self, *operands, **params):
@@ -248,11 +248,11 @@ class Op:
         return out, jax.tree.map(lambda _: 0, out)
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
-        """Has `rule(primals, tangents, **params)` differentiate the primitive."""
+        """Makes `rule(primals, tangents, **params)` differentiate the primitive."""
         ad.primitive_jvps[self.primitive] = rule
 
     def def_transpose(self, rule: Callable[..., Any]) -> None:
-        """Has `rule(cotangents, *operands, **params)` transpose the primitive."""
+        """Makes `rule(cotangents, *operands, **params)` transpose the primitive."""
 
         def typed(cts, *operands, **params):
             found = rule(cts, *operands, **params)
@@ -264,11 +264,11 @@ class Op:
         ad.primitive_transposes[self.primitive] = typed
 
     def def_batching(self, rule: Callable[..., Any]) -> None:
-        """Has `rule(operands, dims, **params)` vectorise the primitive."""
+        """Makes `rule(operands, dims, **params)` vectorise the primitive."""
         batching.primitive_batchers[self.primitive] = rule
 
     def follow_reference(self) -> None:
-        """Has the primitive the derivative and the vectorisation of its reference, which is made of
+        """Gives the primitive the derivative and vectorisation of its reference, which consists of
         other operations."""
 
         def jvp(primals, tangents, **params):
@@ -288,7 +288,7 @@ class Op:
         self.def_batching(batch)
 
     def has_no_derivative(self, instead: str) -> None:
-        """Has differentiation with respect to any operand say why, and what to do `instead`."""
+        """Makes differentiation with respect to any operand raise, and say what to do `instead`."""
 
         def rule(primals, tangents, **params):
             raise NotImplementedError(f"{self.name} has no derivative: {instead}")
@@ -317,7 +317,7 @@ class Op:
         return self._lower_reference(ctx, operands, **params)
 
     def plan(self, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Any]:
-        """How a call runs."""
+        """Plans a call."""
         plan = self.planner(avals, params, target)
         if not is_invariant(params["implementation"]):
             return plan
@@ -356,7 +356,7 @@ ops: dict[Primitive, Op] = {}
 
 
 def op_named(name: str) -> Op:
-    """The operation whose primitive has that name."""
+    """Returns the operation whose primitive has that name."""
     return next(op for op in ops.values() if op.name == name)
 
 
@@ -367,9 +367,9 @@ def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
 
 
 def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
-    """The device that is compiled for, None if it is not known.
+    """Returns the device that is compiled for, None if it is not known.
 
-    It need not be there: a program can be compiled for the description of one.
+    The device need not exist: a program can be compiled for the description of one.
     """
     context = ctx.module_context
     try:
@@ -381,10 +381,10 @@ def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
 
 @functools.lru_cache(maxsize=1024)
 def _traced_once(reference: Callable[..., Any], params: tuple[tuple[str, Any], ...]) -> Any:
-    """The reference of a call, which JAX traces once for operands of equal types.
+    """Returns the reference of a call, which JAX traces once for operands of equal types.
 
-    Otherwise every program that has the call would trace it anew, which takes as long as to lower
-    it. It is put in line, so that programs are as without.
+    Otherwise every program with this call would trace it again, which takes as long as lowering.
+    The reference is inlined, so that programs do not change.
     """
     return jax.jit(functools.partial(reference, **dict(params)), inline=True)
 

@@ -1,8 +1,8 @@
-"""Layers whose tokens are split over devices: each device sorts and computes those that it has.
+"""Layers whose tokens are split over devices: each device sorts and computes its own tokens.
 
-The order of rows is the layer's own affair, and tokens do not depend on each other. So what
-`jax.jit` splits by tokens stays split, as `jax.shard_map` of the layer. Matrices are whole on every
-device, gathered where they are split; their gradients are sums over devices.
+The order of rows is internal to a layer, and tokens do not depend on each other. So tokens that
+`jax.jit` splits stay split, by a `jax.shard_map` of the layer. Matrices are whole on every device,
+gathered where they are split; their gradients are sums over devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def over_tokens(
     whole: Any,
     token_axes: AxisNames | None,
 ) -> jax.Array:
-    """`layer(tokens, whole, axes)`, on each device for the tokens that it has.
+    """Runs `layer(tokens, whole, axes)` on each device for its own tokens.
 
     Args:
       function: the public function, for messages.
@@ -37,8 +37,8 @@ def over_tokens(
         are the mesh axes along which their first dimension is split here.
       tokens: arrays [..., any] with the same leading dimensions, a pytree. The first decides.
       whole: arrays that every device needs in full, a pytree.
-      token_axes: the auto mesh axes along which the first dimension is split: all of them whose
-        product divides it if None. Splits over explicit axes are in types.
+      token_axes: the auto mesh axes along which the first dimension is split. None means all axes
+        whose product divides it. Splits over explicit axes are in types.
 
     Raises:
       TypeError, ValueError: `token_axes` names no auto axis of the mesh, or does not divide.
@@ -47,7 +47,7 @@ def over_tokens(
     mesh = _mesh([*leaves, *jax.tree.leaves(whole)])
     axes = _auto_axes(function, mesh, x.shape[0] if x.ndim > 1 else 1, token_axes)
     leading = _leading_spec(x, axes)
-    # Inside a `jax.shard_map` its caller has split the tokens.
+    # Inside a `jax.shard_map` the caller has split the tokens already.
     if not any(leading) or AxisType.Manual in mesh.axis_types:
         return layer(tokens, whole, ())
 
@@ -67,7 +67,7 @@ def over_tokens(
     axes_of_tokens = {name for entry in leading for name in names_of(entry)}
 
     def gathered_there(operand):
-        # Tokens that are split along other axes are gathered first.
+        # Gather tokens along other axes first.
         spec = jax.typeof(operand).sharding.spec
         kept = P(*(entry if axes_of_tokens.issuperset(names_of(entry)) else None for entry in spec))
         return kept, placed(operand, mesh, kept)
@@ -118,7 +118,7 @@ def _auto_axes(
 
 
 def _leading_spec(x: jax.Array, auto: tuple[str, ...]) -> list[Any]:
-    """How the leading dimensions of the tokens are split."""
+    """Returns how the leading dimensions of the tokens are split."""
     spec: list[Any] = list(jax.typeof(x).sharding.spec[:-1])
     if auto and spec:
         spec[0] = (*names_of(spec[0]), *auto)

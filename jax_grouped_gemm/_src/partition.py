@@ -1,14 +1,14 @@
-"""How an operation keeps split over devices what is split.
+"""How operations keep arrays split over devices.
 
-An operation declares its dimensions once, as a letter each, see `Dims`. From these follow:
+An operation declares its dimensions once, as a letter each, see `Dims`. The letters define:
 
 - the types of results over explicit mesh axes, see `typed`;
 - the program of one device: the same primitive on slices of the operands, and sums over devices of
   results whose contracted dimension is split, see `local`;
 - how XLA splits a call, see `lowering`;
-- what travels between devices, see `gathers` and `transfers`.
+- the traffic between devices, see `gathers` and `transfers`.
 
-Derivatives, vmap, scan and remat need nothing: the primitives that they bind are split likewise.
+Derivatives, vmap, scan and remat need no rules: the primitives that they bind are split likewise.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
 GROUPS = "g"
-"""Groups of matrices. A row is multiplied by one matrix, so that other groups add zeros."""
+"""The letter of groups of matrices. One matrix multiplies a row, so other groups add zeros."""
 FIRST = (BATCH, ROWS)
-"""Letters that get a mesh axis before others do: with rows and weights split along one axis (FSDP),
-the weights are gathered."""
+"""Letters that get a mesh axis first: if rows and weights are split along one axis (FSDP), the
+weights are gathered."""
 
 Letters = tuple[str, ...]
 
@@ -42,14 +42,15 @@ Letters = tuple[str, ...]
 class Dims:
     """The dimensions of an operation, a letter each; equal letters are one dimension.
 
-    A letter that a result lacks and that is neither `whole` nor `apart` is summed: devices that
-    have parts of it compute terms of the result. All else that is not `whole` is independent.
+    If a result lacks a letter that is neither `whole` nor `apart`, that dimension is summed:
+    devices with parts of it compute terms of the result. Other dimensions are independent,
+    unless they are `whole`.
 
     Attributes:
       operands, results: the letters of each, in order.
       whole: letters of dimensions that every device needs in full.
-      apart: letters that results without them do not depend on, as those of another problem of a
-        list.
+      apart: letters on which results without them do not depend, such as those of another problem
+        of a list.
       blocks: from letters that count blocks of `BLOCK` elements to the letters of the elements.
         Elements are split where every device has whole blocks, and the blocks with them.
     """
@@ -81,12 +82,13 @@ class Dims:
         )
 
     def with_whole_sums(self) -> Dims:
-        """Without sums over devices, but those of groups: one device has all of a row's."""
+        """Returns dimensions without sums over devices, except over groups, where one device has a
+        row's whole sum."""
         found = {letter for i in range(len(self.results)) for letter in self.summed(i)}
         return dataclasses.replace(self, whole=self.whole | (found - {GROUPS}))
 
     def sizes(self, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, int]:
-        """How long each dimension is."""
+        """Returns the size of each dimension."""
         arrays = zip((*self.operands, *self.results), (*operands, *results), strict=True)
         return {
             letter: size
@@ -95,17 +97,17 @@ class Dims:
         }
 
     def summed(self, result: int) -> Letters:
-        """Letters over whose parts result number `result` is a sum."""
+        """Returns the letters over which result number `result` is summed."""
         every = dict.fromkeys(letter for letters in self.operands for letter in letters)
         unsummed = {*self.whole, *self.apart, *map(self.elements, self.results[result])}
         return tuple(x for x in every if self.elements(x) not in unsummed)
 
     def elements(self, letter: str) -> str:
-        """The letter of the elements for a letter that counts blocks, else the letter itself."""
+        """Returns the letter of elements for a letter that counts blocks, or else the letter."""
         return self.blocks.get(letter, letter)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """How operands and results are split, if each letter is along those mesh axes."""
+        """Returns the specs of operands and results, if each letter is split along these axes."""
 
         def spec(letters):
             return PartitionSpec(*(axes.get(letter) or None for letter in letters))
@@ -113,10 +115,10 @@ class Dims:
         return list(map(spec, self.operands)), list(map(spec, self.results))
 
     def sharding_rule(self, sizes: Mapping[str, int], devices: int) -> Any:
-        """The dimensions for XLA's propagation of shardings.
+        """Returns the dimensions for XLA's propagation of shardings.
 
-        Elements that are whole blocks for any number of these devices have two factors, the blocks
-        and what is in one. With fewer blocks XLA would give a device a part of one.
+        Elements that form whole blocks on any number of these devices have two factors: blocks, and
+        elements of a block. With fewer blocks XLA would give a device a part of a block.
         """
         # Not loaded with the package, which few programs need it for.
         from jax.experimental.custom_partitioning import (
@@ -125,7 +127,7 @@ class Dims:
             SdyShardingRule,
         )
 
-        # A letter that only some results lack is no reduction to XLA, which would sum all.
+        # A letter that only some results lack is no reduction for XLA, which would sum all results.
         every_sum = [set(self.summed(i)) for i in range(len(self.results))]
         reduced = set.intersection(*every_sum) if every_sum else set()
         inside = {
@@ -156,7 +158,7 @@ class Dims:
 
 
 def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Dimensions of arrays of independent elements, whose others are whole; if all have as many."""
+    """Splits leading dimensions of independent elements, if all arrays have equally many."""
     dims = whole(operands, results)
     if len({x.shape[0] for x in (*operands, *results)}) > 1:
         return dims
@@ -169,7 +171,7 @@ def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> D
 
 
 def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
-    """Dimensions none of which is split, but for a native batch that is added to them."""
+    """Splits no dimension, except a native batch that is added later."""
     letters = (f"w{i}" for i in range(sum(x.ndim for x in (*operands, *results))))
     named = [tuple(next(letters) for _ in range(x.ndim)) for x in (*operands, *results)]
     count = len(operands)
@@ -182,12 +184,12 @@ def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How one call is split: what the program of a device has to know.
+    """How one call is split, for the program of a device.
 
     Attributes:
       axes: the mesh axes along which each letter is split.
-      devices: over how many devices that is.
-      sizes: of the whole dimensions.
+      devices: the number of devices along these axes.
+      sizes: sizes of the whole dimensions.
     """
 
     axes: Mapping[str, Axes]
@@ -202,11 +204,11 @@ class Split:
         sizes: Mapping[str, int],
         mesh_shape: Mapping[str, int],
     ) -> Split:
-        """Gives mesh axes to letters, as `specs` of operands, and perhaps of results, have them.
+        """Gives mesh axes to letters, as in `specs` of operands and optionally of results.
 
-        An axis belongs to one letter, or to several that are `apart`. A letter stays whole that
-        has to, or that is summed and does not divide: what pads it would be summed as well. So does
-        one of which a device would have a part of a block.
+        An axis belongs to one letter, or to several letters that are `apart`. A letter stays whole
+        if it must, if it is summed and the devices do not divide it, because padding would be
+        summed too, or if a device would get a part of a block.
         """
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):
@@ -238,7 +240,7 @@ class Split:
 
     @classmethod
     def of_rows(cls, axes: Axes, rows: int) -> Split:
-        """The split of the rows alone, along manual mesh axes."""
+        """Returns the split of only the rows, along manual mesh axes."""
         return cls({ROWS: axes}, {ROWS: lax.axis_size(axes)}, {ROWS: rows})
 
     def splits(self, letter: str) -> bool:
@@ -246,18 +248,18 @@ class Split:
         return letter in self.axes
 
     def part(self, letter: str) -> int:
-        """How much of a dimension a device has; the last one may have less that counts."""
+        """Returns the size of a device's part of a dimension; the last part may be padded."""
         return cdiv(self.sizes[letter], self.devices.get(letter, 1))
 
     def first(self, letter: str) -> jax.Array | int:
-        """Where the device's part of a dimension begins."""
+        """Returns the start of this device's part of a dimension."""
         if letter not in self.axes:
             return 0
         return lax.axis_index(self.axes[letter]) * self.part(letter)
 
 
 def local_shapes(every: Sequence[Letters], split: Split) -> list[tuple[int, ...]]:
-    """The shapes of a device's slices of arrays with those letters."""
+    """Returns the shapes of a device's slices of arrays with those letters."""
     return [tuple(map(split.part, letters)) for letters in every]
 
 
@@ -269,7 +271,7 @@ def gathers(
     specs: Sequence[Sequence[Any]],
     mesh_shape: Mapping[str, int],
 ) -> Iterator[Transfer]:
-    """The transfers that bring abstract `operands`, split by `specs`, to the split `split`."""
+    """Yields the transfers that bring abstract `operands` from `specs` to the split `split`."""
     wanted, _ = dims.specs(split.axes)
     shapes = local_shapes(dims.operands, split)
     whole = dims.whole.union(*dims.blocks.items())
@@ -295,7 +297,7 @@ def gathers(
 
 
 def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Callable[..., Any]:
-    """The program of one device: slices of operands to slices of the results."""
+    """Returns the program of one device: slices of operands to slices of the results."""
 
     def function(*operands):
         operands, local_params = op.localize(operands, dict(params), split)
@@ -333,7 +335,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     split = Split.of(
         dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
     )
-    # Operands that are split along the axis of the rows are gathered, such as weights of FSDP.
+    # Gather operands that are split along the axis of the rows, such as weights of FSDP.
     of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):
@@ -352,7 +354,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
 
 
 def as_type(x: Any, aval: Any) -> Any:
-    """A tangent or cotangent split over explicit mesh axes as the value is that it belongs to."""
+    """Returns a tangent or cotangent, split over explicit mesh axes like its primal value."""
     if not isinstance(x, jax.Array) or not (is_split_explicitly([aval, jax.typeof(x)])):
         return x
     if jax.typeof(x).sharding == aval.sharding:

@@ -1,8 +1,8 @@
-"""Which kernel runs a call: what a plan is, and the configurations that it chooses from.
+"""Plans, which say which kernel runs a call, and the configurations to choose from.
 
 A plan is pure Python: it needs neither a device nor the compiled extension, and it never depends
-on the values of the operands. Each operation makes its own, for a problem of its own type, from a
-table of choices that says of every configuration when it is taken and what justifies that.
+on the values of operands. Each operation plans problems of its own type, by a table that says when
+to take each configuration, and which record justifies that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TileConfig:
     stream_k: bool = False
 
     def sizes(self) -> dict[str, int]:
-        """The numbers by name, as every handler takes them."""
+        """Returns the numbers by name, as every handler takes them."""
         return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
 
     def __str__(self) -> str:
@@ -78,16 +78,16 @@ class Kernel:
     """A way to compute an operation: a row of its table.
 
     Attributes:
-      name: what `explain` calls it.
-      record: the file in benchmarks/results and the case in it that were measured with this choice;
-        None if none was, and it is taken by a prediction.
-      lhs, rhs: which formats its operands have; () for any, None where rhs has that of lhs.
-      out: those of its results; None where they have that of lhs.
+      name: its name in `explain`.
+      record: the file in benchmarks/results, and the case in it, that measured this choice; None
+        if a prediction justifies it.
+      lhs, rhs: formats of its operands; () for any, None if rhs has that of lhs.
+      out: formats of its results; None if they have that of lhs.
       runs: whether it can run a problem of these formats, as the kernels get it.
       pays: whether it is faster than the first row, for a problem that it can run.
-      in_order: whether an element of the result is summed along k in ascending order and in the
-        same steps, whatever else is in the tile, so that all such rows of a table give it the same
-        bits, which tests on a GPU compare. Batch invariance takes no others.
+      in_order: whether each element of the result is summed along k in ascending order and in the
+        same steps, whatever else is in the tile. All such rows of a table give the same bits,
+        which tests on a GPU compare. Batch invariance takes only these.
     """
 
     name: str
@@ -111,9 +111,9 @@ class Kernel:
 XLA = Kernel("xla")
 """The pure JAX implementation, as XLA compiles it. Every table has it."""
 COMPOSED = Kernel("composed")
-"""Several operations, each with a plan of its own."""
+"""Several operations, each with its own plan."""
 NOTHING = Kernel("nothing")
-"""Zeros, or what is added to them: there is nothing to compute."""
+"""Nothing to compute: results are zeros, or the addend."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,10 +122,10 @@ class TiledKernel(Kernel):
 
     Attributes:
       tile: its configuration.
-      schedule: how it divides its work, in the words that handlers take.
+      schedule: how it divides its work, as handlers name it.
       blocks: thread blocks that share a multiprocessor.
-      alignment: bytes that rows of its arrays are a multiple of; TMA addresses no others.
-      splits: whether it splits float32 operands itself, so that no passes do so before.
+      alignment: rows of its arrays must be multiples of so many bytes, because of TMA.
+      splits: whether it splits float32 operands itself, without passes before.
     """
 
     name: str = dataclasses.field(init=False)
@@ -140,7 +140,7 @@ class TiledKernel(Kernel):
         object.__setattr__(self, "name", name)
 
     def precision_reason(self, precision: Any, implementation: Any) -> str:
-        """Why it does not multiply with that precision, empty if it does."""
+        """Returns why it does not multiply with that precision, empty if it does."""
         return algorithm_reason(precision)
 
     def places(self, target: Target) -> int:
@@ -153,7 +153,7 @@ K = TypeVar("K", bound=Kernel)
 
 
 def always(problem: Any) -> bool:
-    """For `in_order` of a kernel that sums each problem in order."""
+    """Returns True, for `in_order` of a kernel that sums each problem in order."""
     return True
 
 
@@ -166,7 +166,7 @@ def runnable(table: Sequence[K], problem: Any, implementation: Any = None) -> li
 
 
 def format_reason(table: Sequence[Kernel], problem: Any) -> str:
-    """Why no kernel of `table` takes what `problem` has, empty if one does."""
+    """Returns why no kernel of `table` takes the formats of `problem`, empty if one does."""
     lhs, rhs, out = problem.formats
     if any(kernel.takes(lhs, rhs, out) for kernel in table):
         return ""
@@ -236,7 +236,7 @@ Product = Literal["forward", "dgrad", "wgrad"]
 
 
 class Problem(Protocol):
-    """Static description of what one call computes; `str()` is what `explain` says of it."""
+    """Static description of one call's computation; `explain` prints its `str()`."""
 
     @property
     def op(self) -> str:
@@ -251,8 +251,8 @@ class Plan(Generic[P]):
     """How one call runs on a device of compute capability 9.0.
 
     Attributes:
-      problem: what is computed.
-      kernel: what computes it: a compiled kernel, `XLA`, several operations, or nothing.
+      problem: the problem to compute.
+      kernel: a compiled kernel, `XLA`, several operations, or nothing.
       reason: why no kernel computes it, or why the kernel gets copies of arrays that TMA cannot
         address.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
@@ -326,7 +326,7 @@ class Plan(Generic[P]):
 def unaddressable_rows(
     names: str, problem: Any, addressable: Any, terms: int, of_what: str = ""
 ) -> list[str]:
-    """Which of the named extents of `problem` are padded in `addressable`, and why."""
+    """Says which of the named extents of `problem` are padded in `addressable`, and why."""
     parts = " of float16 parts" if terms else ""
     return [
         f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
@@ -345,7 +345,7 @@ def symbolic_sizes(avals: Iterable[Any]) -> str:
 
 
 def check_sizes_do_not_matter(op: str, implementation: Any, reason: str) -> None:
-    """Raises a `NotImplementedError` if a kernel does not run for a `reason` that may hold for
-    another number of rows, where results must not depend on that."""
+    """Raises a `NotImplementedError` if results must not depend on the number of rows, but a kernel
+    does not run for a `reason` that depends on it."""
     if is_invariant(implementation):
         raise NotImplementedError(f"batch_invariant is impossible for {op}: {reason}")

@@ -1,4 +1,4 @@
-"""The largest sizes that kernels take, and what plans say of larger ones."""
+"""The largest sizes that kernels take, and messages of plans for larger ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from jax_grouped_gemm._src.arrays import is_static
 
 LARGEST_SIZE = 2**29
-"""The most of any dimension of an operand, of the rows of all batches, and of their matrices:
-`kMostSize` of csrc/largest_sizes.h, which says why."""
+"""The largest dimension of an operand, and the most rows and matrices of all batches: `kMostSize`
+of csrc/largest_sizes.h, which says why."""
 
 MOST_ROW_BATCHES = 65535
 """Batches of an operation that moves rows: `kMostRowBatches`."""
@@ -18,7 +18,7 @@ MOST_ROW_BATCHES = 65535
 def too_large(sizes: Mapping[str, Any]) -> str:
     """Returns which of the named sizes no kernel takes, or an empty string.
 
-    A symbolic size may be any. A kernel checks it when it runs.
+    A symbolic size may be any size, so a kernel checks it when it runs.
     """
     found = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
     return f"the kernels count to 2^29, got {', '.join(found)}" if found else ""

@@ -1,10 +1,9 @@
 """`use_tiles`: kernel configurations other than the default.
 
-The choices of the context are read where a
-ragged product is called, and from there on they travel with the product as parameters of its
-primitive: `product`, which one it is; `tile`, what it must take; and `tile_choices`, what its
-cotangents must take. So a plan stays a function of a primitive's operands and parameters, and
-gradients follow the choices that held for the forward pass, wherever they are computed.
+A ragged product reads the choices of the context when it is called, and keeps them as parameters
+of its primitive: `product`, its name; `tile`, its own tile; and `tile_choices`, the tiles of its
+cotangents. So a plan depends only on a primitive's operands and parameters, and gradients follow
+the choices of the forward pass, wherever they are computed.
 """
 
 from __future__ import annotations
@@ -20,27 +19,26 @@ from jax_grouped_gemm._src.plan import Product, TileConfig
 
 OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
 """Parameters of products of rows and groups that only planners read: the choices of `use_tiles`;
-whether rows that no local group owns are zero (True, the default) or whatever was in memory, so
-that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
-all."""
+whether rows that no local group owns are zero (True, the default) or undefined, so that kernels
+neither read nor write them; and the most multiprocessors that a kernel uses, None for all."""
 PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""The options of one ragged product: which one it is, and the tile that it must take."""
+"""The options of one ragged product: its name, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TileChoices:
-    """The tiles that `use_tiles` was given, None for the others."""
+    """The tiles given to `use_tiles`, None for others."""
 
     forward: TileConfig | None = None
     dgrad: TileConfig | None = None
     wgrad: TileConfig | None = None
 
     def params(self, product: Product) -> dict[str, Any]:
-        """The parameters of a primitive that computes a product, its name among them."""
+        """Returns the parameters of a primitive that computes a product, its name included."""
         chosen: dict[str, Any] = {"product": product}
         if (tile := getattr(self, product)) is not None:
             chosen["tile"] = tile
-        # A cotangent's own cotangents have no name, so that nothing can be chosen for them.
+        # A cotangent's own cotangents have no name, so they have no choices.
         if product == "forward" and self != TileChoices():
             chosen["tile_choices"] = self
         return chosen
@@ -51,12 +49,12 @@ _context = jax.make_user_context(TileChoices())
 
 
 def current_tiles() -> TileChoices:
-    """The choices of the innermost `use_tiles` and of those around it."""
+    """Returns the choices of the innermost `use_tiles` and of those around it."""
     return _context.value
 
 
 def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
-    """`params` of a product without its own choices, with those for one of its cotangents."""
+    """Returns `params` with the choices for one of the product's cotangents, not its own."""
     own = ("product", "tile", "tile_choices")
     rest = {name: value for name, value in params.items() if name not in own}
     if params.get("product") != "forward":
@@ -91,8 +89,9 @@ def use_tiles(
       forward: the configuration of all products that are called: `ragged_dot`,
         `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
         `fp8_ragged_dot`.
-      dgrad: that of the cotangents of their first operands.
-      wgrad: that of the cotangents of their second operands, and of `ragged_dot_accumulate`.
+      dgrad: the configuration of the cotangents of their first operands.
+      wgrad: the configuration of the cotangents of their second operands, and of
+        `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for
     that product. Any other raises a `ValueError` that lists them when the product is traced.

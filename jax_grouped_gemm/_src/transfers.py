@@ -1,7 +1,7 @@
-"""Transfers between devices, and how they are known without running anything.
+"""Finds transfers between devices, without running anything.
 
-Over explicit axes types say how operands are split. Over auto axes XLA decides that when it
-compiles. A program is compiled under `recording` for it, in which no operation computes anything.
+Over explicit axes, types say how operands are split. Over auto axes XLA decides that when it
+compiles. So `explain` compiles a program under `recording`, where no operation computes anything.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Transfer:
     Attributes:
       kind: "gathers": each device has a part and gets the whole. "sums": each device has a term and
         gets the sum or a part of it. "sends": devices exchange parts.
-      op: the operation, "jax.shard_map" for what is said in one, or the function of a layer.
+      op: the operation, "jax.shard_map" for collectives inside one, or the function of a layer.
       what: the array.
       bytes: the size of the array on a device, after the transfer for "gathers", before it
         otherwise.
       devices: the number of devices that take part.
-      instead: what to use to avoid the transfer; empty if it cannot be avoided.
+      instead: a function or option that avoids the transfer; empty if it cannot be avoided.
     """
 
     kind: Literal["gathers", "sums", "sends"]
@@ -48,18 +48,18 @@ class Transfer:
 
 
 def megabytes(size: int) -> str:
-    """`size` bytes in words."""
+    """Returns `size` bytes in words."""
     return f"{size / 1e6:.3g} MB"
 
 
 def type_of(x: Any) -> str:
-    """Dtype and shape of an array in words."""
+    """Returns dtype and shape of an array in words."""
     return f"{x.dtype}{list(x.shape)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """How XLA splits one call: its `partition.Split`, and how operands were split before."""
+    """How XLA splits one call: its `partition.Split`, and earlier splits of operands."""
 
     split: Any
     specs: Sequence[Sequence[Any]]
@@ -70,8 +70,8 @@ class Recorder:
     """The records of a program over auto axes, as XLA compiles it.
 
     Attributes:
-      calls: of operations, by `key_of`, in the order in which XLA compiles them.
-      transfers: of arrays that layers need in full.
+      calls: calls of operations, by `key_of`, in the order in which XLA compiles them.
+      transfers: transfers of arrays that layers need in full.
     """
 
     def __init__(self):
@@ -79,7 +79,7 @@ class Recorder:
         self.transfers: list[Transfer] = []
 
     def watch(self, function: str, x: jax.Array) -> None:
-        """Records what has to travel so that every device has all of `x`."""
+        """Records the transfers that give every device all of `x`."""
         what, size = type_of(x), x.size * x.dtype.itemsize
 
         def record(sharding):
@@ -91,25 +91,25 @@ class Recorder:
         jax.debug.inspect_array_sharding(lax.stop_gradient(x), callback=record)
 
 
-# Part of the key of JAX's caches: what was traced before is traced again.
+# Part of the key of JAX's caches, so that earlier traces are not reused.
 _context = jax.make_user_context(None)
 
 
 def current_recorder() -> Recorder | None:
-    """The one of the innermost `recording`."""
+    """Returns the recorder of the innermost `recording`."""
     return _context.value
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Context in which programs are compiled only to tell what travels."""
+    """Context in which programs are compiled only to find transfers."""
     recorder = Recorder()
     with _context(recorder):
         yield recorder
 
 
 def key_of(op: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> Hashable:
-    """The key of a call, in the program that is traced and in the one that is compiled."""
+    """Returns the key of a call, equal in the traced and in the compiled program."""
     shapes = tuple((x.shape, x.dtype) for x in avals)
     return op.name, shapes, tuple(sorted(params.items(), key=lambda item: item[0]))
 
@@ -127,7 +127,7 @@ _COLLECTIVES: dict[str, Literal["gathers", "sums", "sends"]] = {
 
 
 def of_equation(eqn: Any, op: str, axis_sizes: Mapping[str, int]) -> Iterator[Transfer]:
-    """The transfers of a jaxpr's equation over manual or explicit axes; scalars cost nothing."""
+    """Yields an equation's transfers over manual or explicit axes, except of scalars."""
     name = eqn.primitive.name
     if name == "reshard":
         yield from _of_reshard(eqn)

@@ -1,3 +1,3 @@
-"""The version of the package, alone, for the build to read."""
+"""The version of the package, in its own file so that the build can read it."""
 
 __version__ = "0.2.0"

@@ -23,7 +23,7 @@ class Corpus(NamedTuple):
 
 
 def load_corpus(root: Path | None = None) -> Corpus:
-    """Read all ``.py`` files under ``root``, by default the standard library, in sorted order.
+    """Reads all ``.py`` files under ``root``, by default the standard library, in sorted order.
 
     Every twentieth file is held out, so the split is the same in every run.
 
@@ -42,7 +42,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
 
 
 def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
-    """Endless random windows [batch, length + 1]: inputs and, shifted by one, their targets."""
+    """Yields random windows [batch, length + 1] endlessly: inputs, and targets shifted by one."""
     rng = np.random.default_rng(seed)
     window = np.arange(length + 1)
     while True:
@@ -52,7 +52,7 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        # Installed packages may be many times what the library is: they are not even listed.
+        # Do not even list installed packages, which may be much larger than the library.
         folders[:] = set(folders) - NOT_LIBRARY
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 

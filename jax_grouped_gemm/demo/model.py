@@ -107,7 +107,7 @@ class LanguageModel(nnx.Module):
         return logits, jax.tree.map(lambda *values: sum(values) / len(values), *losses)
 
     def choices(self, text: jax.Array) -> jax.Array:
-        """How many choices of tokens fall on each expert: int32 [layers, experts]."""
+        """Counts the tokens' choices of each expert: int32 [layers, experts]."""
         x, counts = self.embed(text), []
         for block in self.blocks:
             x = block.attend(x)
@@ -118,7 +118,7 @@ class LanguageModel(nnx.Module):
 
 
 def rotations(length: int, head_dim: int, base: float = 1e4) -> tuple[jax.Array, jax.Array]:
-    """Factors [length, 1, 2, head_dim / 2] of `rotate`: of an element, and of its partner."""
+    """Returns factors [length, 1, 2, head_dim / 2] of `rotate`: of an element and its partner."""
     half = head_dim // 2
     frequency = base ** (-jnp.arange(half) / half)
     angle = jnp.arange(length)[:, None, None] * frequency
@@ -129,7 +129,7 @@ def rotations(length: int, head_dim: int, base: float = 1e4) -> tuple[jax.Array,
 def rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotary position embedding (arXiv:2104.09864) of [batch, length, heads, head_dim]."""
     cosine, sine = turns
-    # Flipped rather than cut into halves, so that XLA fuses it with what is around it.
+    # Flip instead of cutting into halves, so that XLA fuses the rotation with its neighbours.
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
     rotated = halves * cosine + jnp.flip(halves, axis=-2) * sine
     return rotated.reshape(x.shape).astype(x.dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # Training needs Flax; the environment report does not.
 
 
 def environment() -> str:
-    """Device, versions, and whether the CUDA kernels can run here."""
+    """Describes device and versions, and whether the CUDA kernels can run here."""
     devices = jax.devices()
     reason = jgg.unavailable_reason()
     return _section(
@@ -42,7 +42,7 @@ def environment() -> str:
 
 
 def task(name: str, preset: Preset, corpus: Corpus, steps: int, seed: int) -> str:
-    """Model, data and amount of training."""
+    """Describes model, data and amount of training."""
     model = preset.model
     megabytes = [f"{len(text) / 1e6:.1f} MB" for text in (corpus.train, corpus.held_out)]
     return _section(
@@ -60,7 +60,7 @@ def task(name: str, preset: Preset, corpus: Corpus, steps: int, seed: int) -> st
 
 
 def result(run: TrainingRun) -> str:
-    """Speed and losses of one run."""
+    """Describes speed and losses of one run."""
     return _section(
         f"Result ({run.implementation}"
         + (f", interrupted after {len(run.curve)} steps)" if run.interrupted else ")"),
@@ -79,7 +79,7 @@ def result(run: TrainingRun) -> str:
 
 
 def expert_parallelism(preset: Preset, devices: int) -> str:
-    """The bytes that devices send each other, as predicted for H200 GPUs."""
+    """Describes the bytes that devices send each other, as predicted for H200 GPUs."""
     model = preset.model
     explanation = explain_expert_parallel(
         preset.tokens_per_step // devices,
@@ -94,7 +94,7 @@ def expert_parallelism(preset: Preset, devices: int) -> str:
 
 
 def comparison(outcomes: Sequence[TrainingRun | OutOfMemory]) -> str:
-    """Several runs of one training, one a row, with speeds beside that of stock JAX.
+    """Tabulates runs of one training, one a row, with speeds compared to stock JAX.
 
     An implementation that ran out of memory has a row that says so.
     """
@@ -127,7 +127,7 @@ def comparison(outcomes: Sequence[TrainingRun | OutOfMemory]) -> str:
 
 
 def save(runs: Sequence[TrainingRun], directory: Path) -> list[Path]:
-    """Write ``runs.json`` and, if Matplotlib is installed, ``loss.png``; returns what it wrote."""
+    """Writes ``runs.json`` and, if Matplotlib is installed, ``loss.png``; returns their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     data = directory / "runs.json"
     data.write_text(json.dumps([asdict(run) for run in runs], indent=2) + "\n")

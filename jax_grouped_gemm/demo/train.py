@@ -36,7 +36,7 @@ ROUTER_Z_WEIGHT = 1e-3
 PROGRESS_EVERY = 10
 
 Quantizes = Literal["optimizer", "layers"]
-"""Who quantises the weights of a recipe in FP8."""
+"""The parts that can quantise the weights of a recipe in FP8."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ class TrainingRun:
     implementation: str
     kernel_calls: int  # calls of this project's CUDA kernels in one compiled training step
     num_parameters: int
-    temporary_bytes: int  # device memory of one step beside its arguments and results
+    temporary_bytes: int  # device memory of one step besides its arguments and results
     compile_seconds: float
-    step_seconds: float  # mean over all steps but the first
+    step_seconds: float  # mean over all steps except the first
     tokens_per_second: float
     before: Losses
     after: Losses
     curve: list[float]  # training cross-entropy of every step
     interrupted: bool = False  # whether Ctrl-C ended it before its last step
-    devices: int = 1  # that divide experts and tokens
-    # Of the devices' rows in the end, over their mean; averaged over the layers.
+    devices: int = 1  # devices that divide experts and tokens
+    # Rows of the busiest device at the end, over the mean; averaged over the layers.
     largest_share: float = 1.0
 
 
 class OutOfMemory(Exception):
-    """A training run needed more device memory than there was; it holds none of the run's arrays.
+    """Raised if a training run needs more device memory than there is; keeps no arrays alive.
 
     Attributes:
       implementation: the name of the run.
@@ -91,14 +91,14 @@ def train(
     seed: int,
     devices: int = 1,
 ) -> TrainingRun:
-    """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches.
+    """Trains a new model for ``steps`` steps; equal seeds see equal parameters and batches.
 
-    Several devices divide experts and tokens; everything else is on each of them.
+    Several devices divide experts and tokens; everything else is on each device.
 
-    Weights of a recipe in FP8 are quantised by the optimiser, as it updates them, or in the layers,
-    in each step. Layers do so too where devices divide the experts.
+    The optimiser quantises weights of an FP8 recipe as it updates them, or layers quantise them in
+    each step. If devices divide the experts, layers always do.
 
-    Ctrl-C while it trains ends it after the present step, with what it has measured so far.
+    Ctrl-C ends training after the present step, with the measurements so far.
 
     Raises:
       OutOfMemory: the model or its step does not fit; the next run finds the memory free.
@@ -112,12 +112,12 @@ def train(
     finally:
         # Flax models are cycles of references, and so are the frames of an error.
         gc.collect()
-    # Not from the error, whose traceback would keep the state of the run.
+    # Raise no chained error: its traceback would keep the state of the run.
     raise failure
 
 
 def _shortage(message: str, devices: int) -> str:
-    """The memory that was asked for and that there was, from XLA's message and the devices."""
+    """Returns the requested and the available memory, from XLA's message and the devices."""
     asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
     text = "out of memory"
     if asked:
@@ -210,7 +210,7 @@ def _train(
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """The shardings of all parameters and of an optimizer's state: experts are divided."""
+    """Returns the shardings of parameters and optimizer state, which divide experts."""
 
     def of(spec: P) -> NamedSharding:
         axes = (EXPERT_AXIS if axis == "exp" else None for axis in spec or ())
@@ -235,7 +235,7 @@ def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: 
 
 @contextlib.contextmanager
 def first_interrupt_noted() -> Iterator[threading.Event]:
-    """Context in which the first Ctrl-C sets an event; the second one is as outside."""
+    """Context in which the first Ctrl-C sets an event; a second one interrupts as usual."""
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield noted  # Signals reach the main thread only.
@@ -289,12 +289,12 @@ def quantizing_adamw(
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean over all bytes, in nats."""
+    """Returns the mean over all bytes, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
 def make_train_step(graph: nnx.GraphDef) -> Callable:
-    """(state, windows [batch, length + 1]) -> (new state, cross-entropy)."""
+    """Returns step(state, windows [batch, length + 1]) -> (new state, cross-entropy)."""
 
     def loss_function(model: LanguageModel, text: jax.Array):
         logits, router = model(text[:, :-1])
@@ -315,7 +315,7 @@ def make_train_step(graph: nnx.GraphDef) -> Callable:
 
 
 def make_evaluation(graph: nnx.GraphDef, preset: Preset, corpus: Corpus) -> Callable:
-    """state -> `Losses` over the same random windows in every call."""
+    """Returns evaluate(state) -> `Losses` over the same random windows in every call."""
 
     @jax.jit
     def loss_of(state, windows: jax.Array) -> jax.Array:

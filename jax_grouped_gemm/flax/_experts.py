@@ -30,7 +30,7 @@ from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
-# Each operand in three parts of bfloat16: errors of float32, in half the time of its products.
+# Each operand is split in three parts of bfloat16: errors of float32, in half of float32's time.
 ROUTER_PRECISION = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
 
 OF_MESH = (
@@ -54,7 +54,7 @@ def check_sizes(**sizes: int) -> None:
 
 
 def check_options(layer: Any, embed: int | None = None) -> None:
-    """Raises what a call would, where the options of a layer cannot work for any input."""
+    """Raises the errors of a call if the options of a layer cannot work for any input."""
     if layer.top_k > layer.num_experts:
         raise ValueError(
             f"MoE: top_k must be at most num_experts = {layer.num_experts}, got {layer.top_k}"
@@ -116,7 +116,7 @@ def takes_quantized(layer: Any, embed: int) -> bool:
     return devices == 1 or embed % (devices * BLOCK) == 0
 
 
-# Functions of this module, since what `lecun_normal` returns cannot be pickled.
+# Functions of this module, since results of `lecun_normal` cannot be pickled.
 def default_kernel_init(*args: Any, **options: Any) -> jax.Array:
     """LeCun's normal distribution for each expert's matrix."""
     return jax.nn.initializers.lecun_normal(batch_axis=(0,))(*args, **options)
@@ -128,7 +128,7 @@ def default_gate_init(*args: Any, **options: Any) -> jax.Array:
 
 
 def as_dict(quantized: QuantizedMlp) -> dict[str, dict[str, jax.Array]]:
-    """Quantised weights as nested dictionaries, which checkpoints restore as they were."""
+    """Returns quantised weights as nested dictionaries, which checkpoints restore unchanged."""
     return {matrix: forms._asdict() for matrix, forms in quantized._asdict().items()}
 
 
@@ -140,13 +140,13 @@ def from_dict(arrays: Mapping[str, Mapping[str, jax.Array]]) -> QuantizedMlp:
 def quantized_weights(
     wi_0: jax.Array, wi_1: jax.Array, wo: jax.Array, format: str | Format, **options: Any
 ) -> dict[str, QuantizedArray]:
-    """The weights of a layer in a format, by name."""
+    """Returns the weights of a layer in a format, by name."""
     named = dict(wi_0=wi_0, wi_1=wi_1, wo=wo)
     return {name: quantize(w, format, **options) for name, w in named.items()}
 
 
 def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, QuantizedArray]:
-    """`given` if they are the quantised weights of a layer, perhaps with leading dimensions."""
+    """Returns `given` if they are the quantised weights of a layer or of stacked layers."""
     wi = layer.num_experts, embed, layer.hidden_features
     for name, q in given.items():
         shape = (wi[0], wi[2], wi[1]) if name == "wo" else wi
@@ -158,7 +158,7 @@ def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, Quantized
 def parameters(
     layer: Any, embed: int, kernel_init: Any, bias_init: Any
 ) -> Iterator[tuple[str, Any, tuple[int, ...], tuple[str, ...]]]:
-    """Name, initialiser, shape and logical axes of the matrices, and of biases if there are any."""
+    """Yields name, initialiser, shape and logical axes of the matrices and of biases, if any."""
     wi = (layer.num_experts, embed, layer.hidden_features), ("exp", "embed", "mlp")
     wo = (layer.num_experts, layer.hidden_features, embed), ("exp", "mlp", "embed")
     matrices = ("wi_0", *wi), ("wi_1", *wi), ("wo", *wo)
@@ -175,8 +175,8 @@ def forward(
     given: Sequence[jax.Array | QuantizedArray],
     quantized: Any,
 ) -> tuple[jax.Array, moe.Routing, moe.ExpertParallelStats | None]:
-    """The result of a layer whose `parameters` are `given`: `moe.dropless_mlp` with its options, or
-    over its mesh if it has an expert axis."""
+    """Computes a layer with the parameters `given`: by `moe.dropless_mlp` with its options, or over
+    its mesh if it has an expert axis."""
     dtype = jnp.result_type(x, layer.param_dtype) if layer.dtype is None else layer.dtype
     routing = routed(layer, logits, mask)
     matrices = (w if isinstance(w, QuantizedArray) else w.astype(dtype) for w in given[:3])
@@ -202,16 +202,16 @@ def forward(
     return y, routing, stats
 
 
-# Functions of this module too: graphs of layers are equal where these are.
+# Functions of this module too, so that graphs of equal layers are equal.
 def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
-    """Tokens times the matrix of a router, at `ROUTER_PRECISION`: as `jax.lax.dot_general`."""
+    """Multiplies tokens by a router's matrix at `ROUTER_PRECISION`, like `jax.lax.dot_general`."""
     if is_enabled():
         return invariant_router_dot(x, gate)
     return jax.lax.dot_general(x, gate, *numbers, **options | dict(precision=ROUTER_PRECISION))
 
 
 def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """A router's dot as a product of one group, since XLA's bits depend on the number of tokens."""
+    """Computes a router's dot as one group, since XLA's bits depend on the number of tokens."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     sizes = jnp.full(1, rows.shape[0], jnp.int32)
     highest = jax.lax.Precision.HIGHEST
@@ -220,14 +220,14 @@ def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> j
 
 
 def without_padding(x: jax.Array, mask: Any) -> jax.Array:
-    """Tokens, zero where the mask is False: a padding token that is NaN spoils no gradient."""
+    """Zeroes tokens where the mask is False, so that NaN padding spoils no gradient."""
     if mask is None:
         return x
     return jnp.where(checked_mask("MoE", mask, "x", x)[..., None], x, 0)
 
 
 def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:
-    """The routing that a layer's router makes of logits; padding tokens visit no expert."""
+    """Returns a layer's routing from logits; padding tokens visit no expert."""
     if layer.router is None:
         routing = moe.route(logits, layer.top_k, renormalize=layer.renormalize)
     else:

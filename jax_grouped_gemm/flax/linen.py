@@ -37,7 +37,7 @@ QUANTIZED = "quantized"
 def quantize_params(
     params: Mapping[str, Any], recipe: Recipe | str | Format, **options: Any
 ) -> dict[str, Any]:
-    """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
+    """Returns the collection "quantized" of a model: quantised weights of every `MoE` in `params`.
 
     A layer that finds its weights in this collection does not quantise them again. Call this
     function when the parameters change, which is once in an optimiser step, whatever the number of
@@ -61,8 +61,8 @@ def quantize_params(
 
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
-      recipe: that of the layers, or a format of `jax_grouped_gemm.quantize`.
-      **options: of `jax_grouped_gemm.quantize`, such as `group_size`.
+      recipe: recipe of the layers, or a format of `jax_grouped_gemm.quantize`.
+      **options: options of `jax_grouped_gemm.quantize`, such as `group_size`.
     """
     params = nn.meta.unbox(params)
     if {"wi_0", "wi_1", "wo"} <= params.keys():
@@ -92,7 +92,7 @@ class TrainState(struct.PyTreeNode):
         state = state.apply_gradients(grads=jax.grad(loss)(state.compute_params))
 
     Attributes:
-      step: how often `apply_gradients` was called.
+      step: number of calls of `apply_gradients`.
       apply_fn: `model.apply`.
       params: the collection "params", without partitioning metadata.
       tx: the optimiser.
@@ -109,7 +109,7 @@ class TrainState(struct.PyTreeNode):
     def create(
         cls, *, apply_fn: Callable[..., Any], params: Any, tx: optim.Optimizer, **rest: Any
     ) -> TrainState:
-        """The state before the first step; `rest` are fields of a subclass."""
+        """Returns the state before the first step; `rest` are fields of a subclass."""
         params = nn.meta.unbox(params)
         return cls(
             step=jnp.zeros((), jnp.int32),
@@ -131,14 +131,14 @@ class TrainState(struct.PyTreeNode):
         return self.tx.compute_params(self.params)
 
     def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
-        """The state after a step; `rest` are fields of a subclass, for `factor` see
+        """Returns the state after a step; `rest` are fields of a subclass, for `factor` see
         `optim.Optimizer.step`."""
         params, opt_state = self.tx.step(self.params, grads, self.opt_state, factor=factor)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **rest)
 
 
 def _collection(quantized: Any) -> dict[str, Any]:
-    """The collection "quantized" from an optimiser's quantised weights."""
+    """Returns the collection "quantized" from an optimiser's quantised weights."""
     if isinstance(quantized, QuantizedMlp):
         return {"experts": as_dict(quantized)}
     if not isinstance(quantized, dict):
@@ -277,7 +277,7 @@ class MoE(nn.Module):
 
 
 def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:
-    """`init` with logical axes, unless its results have axes of their own."""
+    """Returns `init` with logical axes, unless its results have axes already."""
 
     def initialize(*args: Any) -> nn.meta.AxisMetadata:
         value = init(*args)

@@ -72,7 +72,7 @@ def test_and_those_with_other_activations(activation, h200):
 
 
 def test_tokens_are_read_where_they_are(h200):
-    """No kernel copies rows to their experts, and weights are read as they are stored."""
+    """No kernel copies rows to their experts, and products read stored weights directly."""
     program = h200.compile(layer, *operands(16, *QWEN3))
     assert "dispatch_rows" not in program.kernels and "gather_rows" not in program.kernels
     computed = [text for text in program.computed_operands() if "bf16[" in text]

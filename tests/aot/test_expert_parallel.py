@@ -82,8 +82,8 @@ def compile_layer(target, *, step, tokens=T, **options):
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
-    """One collective for all choices, and two for each chunk of tokens, or as many as there are
-    other devices."""
+    """All choices take one collective, and each chunk of tokens takes two, or one for each other
+    device in each direction."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
@@ -163,7 +163,7 @@ def test_copy_engines_are_asked_for(target):
 
 @pytest.mark.parametrize("step", [False, True])
 def test_exchange(step, target):
-    """One more gather for all choices; derivatives ask for no offsets."""
+    """All choices take one gather; derivatives need no other for offsets."""
     program = compile_layer(target, step=step, strategy="ragged_all_to_all", chunks=1)
     expected = {"all-gather": 1, "ragged-all-to-all": 2}
     if step:

@@ -1,4 +1,4 @@
-"""Exported programs: those of this version run, those of another version are refused by name."""
+"""Exported programs of this version run; programs of another version are refused by name."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
     ],
 )
 def test_products_in_16_bits_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
-    """Of gate and up together forward, of the gradient of hidden backward."""
+    """The products are gate and up together forward, and the gradient of hidden backward."""
     recipe = dataclasses.replace(recipe, gradient_dtype=E5M2)
 
     def loss(x, wi_0, wi_1, wo, logits):

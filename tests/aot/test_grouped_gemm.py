@@ -181,7 +181,7 @@ def test_fp64_gradients_transpose_nothing(h200):
 def test_float32_kernel_on_the_arrays_as_they_are(
     precision, terms, transpose_lhs, transpose_rhs, h200
 ):
-    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    """The kernel's own passes make the parts, in memory that XLA plans."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     call = partial(jgg.grouped_gemm, precision=precision, alpha=0.5, **options)
     lists = arrays(SHAPES, **options, dtype=jnp.float32)
@@ -212,7 +212,7 @@ def test_float32_c_is_updated_in_place_if_it_may_be(h200):
 
 
 def test_float32_launches_share_their_memory(h200):
-    """A launch for every 79 problems; the parts of one make room for those of the next."""
+    """Every 79 problems have a launch, whose parts reuse the memory of the previous launch."""
     lists = arrays([(64, 64, 64)] * 158, dtype=jnp.float32)
     program = compiled(h200, jgg.grouped_gemm, *lists)
     assert program.kernels == {"grouped_gemm_f32": 2}

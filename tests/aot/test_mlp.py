@@ -67,7 +67,7 @@ def test_rows_in_rows_out_is_two_kernels(h200):
 
 
 def test_backward_is_four_more(h200):
-    """Nothing of the size of rows is computed beside the kernels but the cotangent."""
+    """Besides the kernels, only the cotangent is as large as the rows."""
     program = h200.compile(both(sorted_rows), *SORTED)
     assert program.kernels == FORWARD | BACKWARD
     fusions = [i for i in program.entry if i.opcode not in aot.FREE | {"optimization-barrier"}]
@@ -104,7 +104,7 @@ def test_rows_are_gathered_again(h200):
 
 
 def test_narrow_experts_read_tokens_in_place(h200):
-    """No kernel copies rows of x; those of the cotangent of y are copied for two products."""
+    """No kernel copies rows of x; rows of y's cotangent are copied for two products."""
 
     def kernels_of(function, hidden):
         w = struct(E, D, hidden), struct(E, D, hidden), struct(E, hidden, D)

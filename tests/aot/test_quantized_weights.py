@@ -38,7 +38,7 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
 @pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
 @pytest.mark.parametrize("tokens, kernel", [(16, "streamed"), (512, "decoded")])
 def test_a_layer_of_packed_weights_is_two_kernels(h200, name, tokens, kernel):
-    """Beside those that sort and combine rows; weights are read as they are."""
+    """Kernels that sort and combine rows come in addition; products read packed weights."""
     struct = jax.ShapeDtypeStruct
     x, logits = struct((tokens, K), jnp.bfloat16), struct((tokens, G), jnp.float32)
 

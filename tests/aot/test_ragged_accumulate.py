@@ -12,7 +12,7 @@ from tests.support.ops import accumulation_shapes
 
 
 def compiled(h200, function, *arguments, donate=()):
-    """The program for an H200, of which the arguments `donate` are given away."""
+    """Compiles the program for an H200, with the arguments `donate` donated."""
     arguments = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(h200.mesh, P()))
         for a in arguments

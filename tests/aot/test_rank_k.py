@@ -118,7 +118,7 @@ def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h20
 @pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
 @BOTH
 def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
-    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    """The kernel's own passes make the parts, in memory that XLA plans."""
     options = dict(precision=precision, transpose=transpose, symmetrize_output=True)
     call = partial(update, implementation="cuda", **options)
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
@@ -197,7 +197,7 @@ def test_a_factor_that_is_added_is_not_copied(call, dtype, h200):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("shape", [(4, 512, 256), (4, 256, 512)], ids=["tall", "wide"])
 def test_a_step_of_muon_passes_over_memory_three_times(shape, dtype, h200):
-    """Norms, moments and what is multiplied, parameters. Nothing is transposed."""
+    """Passes compute norms, moments with operands, and parameters. Nothing is transposed."""
     optimizer = muon(0.02, weight_decay=0.1)
     params = array(*shape, dtype=dtype)
     leaves, structure = jax.tree.flatten((params, jax.eval_shape(optimizer.init, params), params))

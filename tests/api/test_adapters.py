@@ -157,7 +157,7 @@ class TestReplaceLax:
         assert not is_ours(ragged_dot, *operands)
 
     def test_what_ours_does_not_offer(self, operands):
-        """Two contracting dimensions, one of which is ragged: they stay JAX's."""
+        """JAX keeps products with two contracting dimensions if one of them is ragged."""
         x, sizes = operands[0].reshape(24, 4, 4), operands[2]
         numbers = jax.lax.RaggedDotDimensionNumbers((((0, 1), (0, 1)), ((), ())), [0], [])
         want = ragged_dot_general(x, x, sizes, numbers)

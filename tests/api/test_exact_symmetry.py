@@ -1,4 +1,4 @@
-"""`symmetrize_output` gives exactly symmetric results, whatever XLA makes of the reference."""
+"""`symmetrize_output` gives exactly symmetric results, however XLA compiles the reference."""
 
 from functools import partial
 

@@ -53,7 +53,7 @@ def test_parameters(key, x):
 
 
 def test_initializers_with_axes_of_their_own(key, x):
-    """Their axes hold, for one parameter or for all, and values are what they return."""
+    """Initializers' axes apply, for one parameter or for all, and values are their results."""
     plain = MoE(F, E, K)
     layer = MoE(
         F,

@@ -117,7 +117,7 @@ class TestNnx:
         assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in pairs)
 
     def test_gradients_in_16_bits(self, rng):
-        """Of the layers that are quantised, in a copy of the model, which shares what it has."""
+        """Quantised layers have 16-bit gradients, in a copy that shares the model's arrays."""
         model = Model(nnx.Rngs(0), shared=True)
         optimizer = of_nnx.Optimizer(model, optim.adamw(1e-3))
         gradients = nnx.grad(loss)(optimizer.compute_model(model), tokens(rng))

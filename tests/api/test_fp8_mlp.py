@@ -53,8 +53,8 @@ class TestQuantisedOperands:
             assert fp8_oracle.relative_error(got, jnp.stack(each)) < 1e-3
 
     def test_gradients_that_share_an_array(self, rng):
-        """Those of gate and up where hidden is at least as wide as tokens: bit for bit what they
-        are apart, as in the reference, and mapped too."""
+        """Gradients of gate and up share an array where hidden is at least as wide as tokens, and
+        equal separate ones and the reference's bit for bit, mapped too."""
         recipe = RECIPES["powers of two"]
         one = case(rng, tokens=40, embed=136, hidden=264)
         dy = cotangent(one, rng)

@@ -296,7 +296,7 @@ def test_errors_of_one_matrix(columns, wi_1, message, rng):
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("gate", [-3e38, -2e19, -1e13, 1e13, 2e19])
 def test_slopes_of_large_gates_are_finite(activation, gate):
-    """Their squares, and their products with the other factors, are infinite in float32."""
+    """Squares of such gates, and their products with other factors, overflow float32."""
     up = 3.0
     if activation == "relu2" and gate > 1e13:
         gate = 1e13  # its square is the value itself

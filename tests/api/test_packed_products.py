@@ -35,7 +35,7 @@ def rows(rng, *shape):
 
 
 def bound(function, *arguments):
-    """The names of the operations of a program that are those of packed weights."""
+    """Returns the names of a program's operations on packed weights."""
     text = str(jax.make_jaxpr(function)(*arguments))
     return [name for name in ("packed_ragged_dot", "packed_mlp") if name in text]
 

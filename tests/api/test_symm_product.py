@@ -1,4 +1,4 @@
-"""Products of which one triangle is computed, and diagonals that are added to updates."""
+"""Symmetric products by one triangle, and diagonals that are added to updates."""
 
 from functools import partial
 

@@ -19,7 +19,7 @@ def cases() -> list[fit.Case]:
 
 
 def test_choices_are_as_good_as_those_that_were_measured(cases):
-    """Of the sums of times; four models with constants set by hand chose what was taken."""
+    """Sums of times are as good as with four earlier models, whose constants were set by hand."""
     sums = fit.sums(cases, fallback.coefficients())
     assert sums["all"][0] > 700
     for name, (_, _, taken, now, best) in sums.items():
@@ -40,7 +40,7 @@ def test_clear_cases_are_right(cases):
 
 
 def test_large_products_have_kernels(cases):
-    """Those of the records of kernels, of which stock JAX has none that is faster by a tenth."""
+    """The records have no large product that stock JAX computes a tenth faster than a kernel."""
     large = [c for c in cases if not c.pair.took and c.pair.other_us > 0.9 * c.pair.kernel_us]
     assert len(large) > 50
     factors = fallback.coefficients()

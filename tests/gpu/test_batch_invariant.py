@@ -33,9 +33,9 @@ LAYERS = {  # D, F, E, k
 
 
 def arrays(rng, *shapes, dtype=BF16):
-    """Of many magnitudes, so that the order of a sum, and what it cuts off, is seen in its bits.
+    """Arrays of many magnitudes, so that the bits of a sum show its order and its rounding.
 
-    One small program makes them all: compiling is most of the time of these tests.
+    One small program makes all arrays, because these tests spend most of their time compiling.
     """
     spread, scale = (1, 0.25) if dtype == jnp.float16 else (1.5, 1)
 

@@ -1,4 +1,4 @@
-"""Layers over all GPUs of this machine, of which there have to be two at least."""
+"""Layers over all GPUs of this machine, at least two."""
 
 import os
 from functools import partial

@@ -250,7 +250,7 @@ class TestTransformations:
 
     @each(*FAMILIES)
     def test_vmap(self, family, rng):
-        """Two stacks, a matrix of each a call; those of the second have one rhs."""
+        """Each call multiplies a matrix of two stacks; the second stack shares one rhs."""
         problems = random_list(rng, [(5, 137, 72, 200), (5, 64, 40, 73)], family.dtype)
         shared = problems.rhs[1][0]
 

@@ -71,7 +71,7 @@ def test_batches(operands, rng):
 
 
 def test_one_launch_after_another(operands, rng):
-    """What launches count goes on from one to the next: each has other sizes and other turns."""
+    """Counters continue from one launch to the next, with other sizes and other turns."""
     lhs, rhs = operands
     for rows in (M, 2000, 5000, M):
         sizes = sizes_of.multinomial(rng, rows, G)

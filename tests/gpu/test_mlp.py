@@ -189,7 +189,7 @@ class TestPairedWeights:
     @TOKENS
     @pytest.mark.parametrize("embed, hidden", [(520, 256), (1032, 520)])
     def test_unequal_groups(self, embed, hidden, tokens, rng):
-        """Their tiles are cut along their rows, and zeros are written by other warps."""
+        """Tiles of unequal groups are cut along their rows, and other warps write zeros."""
         m, groups = 12000, 9
         for hot in range(groups):
             sizes = sizes_of.one_hot(m - 5 * hot, groups, hot)

@@ -22,7 +22,7 @@ def mesh(request):
 
 
 def check(mesh, f, operands, specs, tolerance):
-    """`f` of split operands is what it is of whole ones on one GPU, and calls kernels on both."""
+    """Checks that `f` of split operands equals that of whole ones on one GPU, and runs kernels."""
     expected = jax.jit(f)(*operands)
     split = [
         jax.device_put(x, NamedSharding(mesh, spec))

@@ -48,7 +48,7 @@ def test_every_group_length_up_to_two_steps(first, rng):
 
 
 def test_all_patterns_of_empty_groups(rng):
-    """Their results are zeros, and the turns of the consumers stay in order."""
+    """Results of empty groups are zeros, and consumers keep their turns."""
     lhs, rhs = operands(rng, k=72, n=136)
     for sizes in sizes_of.zero_patterns(rng, M, G):
         check(lhs, rhs, sizes)

@@ -196,7 +196,7 @@ def test_many_tiles_and_groups(tile, rng):
 @PRECISIONS
 @MAJORS
 def test_float32_operands(precision, transpose_lhs, transpose_rhs, rng):
-    """Their products are added by XLA."""
+    """XLA adds products of float32 operands to the accumulator."""
     accumulator, lhs, rhs = operands(rng, dtype=F32)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs)

@@ -1,4 +1,4 @@
-"""Products of which one triangle is computed, diagonals that are added, and C of its own."""
+"""Symmetric products by one triangle, diagonals that are added, and a C that is a factor."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ class TestProducts:
 @FORMS
 @EVERY
 def test_diagonals(family, update, tile, uplo, transpose, other, rng, monkeypatch):
-    """Of either tile: those of few units are for updates of 16 bits."""
+    """Both tiles add diagonals; fine tiles are for updates of 16 bits."""
     monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda _: 0 if tile == "wide" else 2**31)
     options = dict(uplo=uplo, transpose=transpose, other=other, has_diagonal=True)
     for n in (8, 64, 120, 136, 264, 392, 520):

@@ -37,7 +37,7 @@ def weights_of(pairs):
 
 
 def assert_close(got, exact, magnitude, dtype, terms):
-    """One rounding of the result, and one in float32 of each partial sum."""
+    """Allows one rounding of the result, and a float32 rounding of each partial sum."""
     assert got.dtype == dtype
     error = ROUNDING[dtype] * np.abs(exact) + terms * 2.0**-23 * magnitude + 1e-7
     assert (np.abs(np.asarray(got, np.float64) - exact) <= error).all()

@@ -277,7 +277,7 @@ def test_column_maxima(rng):
 
 @if_it_fits
 def test_quantised_copies_of_tokens(rng):
-    """Of so many tokens that they are quantised before, in two rows each."""
+    """There are so many tokens, with two rows each, that tokens are quantised before copying."""
     tokens = PAST_GRID * 64 + 100
     base, sizes = random(rng, ROWS, 16), np.array([2 * tokens], np.int32)
     rows = jax.jit(lambda: (jnp.arange(2 * tokens) // 2).astype(jnp.int32))()

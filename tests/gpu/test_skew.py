@@ -114,7 +114,7 @@ def test_many_groups(tile, schedules, rng):
 
 @pytest.mark.parametrize("k, n", [(104, 72), (264, 16)])
 def test_few_tiles_of_many_groups(k, n, tile, schedules, rng):
-    """Chains of few tiles are cut into many pieces, of which some have several groups."""
+    """Chains of few tiles are cut into many pieces, some of several groups."""
     m, groups = 20000, 64
     lhs, rhs = operands(rng, m, k, n, groups)
     for hot in (0, 40, 63):

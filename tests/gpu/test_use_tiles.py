@@ -47,7 +47,7 @@ def tiles_called(compiled) -> set[tuple[int, ...]]:
 
 
 def candidates(function, *arguments) -> list[jgg.TileConfig]:
-    """What all products of `function` can take."""
+    """Returns the tiles that all products of `function` can take."""
     plans = jgg.explain(function, *arguments).plans
     shared = set.intersection(*(set(plan.candidates) for plan in plans))
     return [tile for tile in plans[0].candidates if tile in shared]

@@ -22,7 +22,7 @@ HOOKS = (
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
-    """One that has a compiler and Python's headers; the test takes them away."""
+    """A machine with a compiler and Python's headers, which tests take away."""
     monkeypatch.chdir(ROOT)
     for name in ("CXX", "CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.delenv(name, raising=False)

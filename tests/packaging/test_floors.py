@@ -97,7 +97,7 @@ def test_modules_are_short(path):
 
 
 PRIVATE = {"lowering.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
-"""What has no public name, imported where an `ImportError` leaves a slower way."""
+"""Private modules that are imported where an `ImportError` leaves a slower way."""
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -1,4 +1,4 @@
-"""The build's change to the machine code of FP8 kernels: what it changes, and what it must not."""
+"""The build's change to the machine code of FP8 kernels: necessary and forbidden changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An installation without kernels: what pip downloads for it, what it holds, and what it says."""
+"""An installation without kernels: its downloads, its files and its messages."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_weight_gradients_are_as_without():
 
 
 def test_what_xla_adds_to_a_product_is_added_for_any_number_of_rows():
-    """Its bits are not those of an epilogue."""
+    """The bits of XLA's addition differ from those of an epilogue."""
     d, f, e = 256, 384, 8
     biases = tuple(array(*shape) for shape in ((e, f), (e, f), (e, d)))
 

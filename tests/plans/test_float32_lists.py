@@ -180,7 +180,7 @@ class TestProducts:
 
 
 def tf32(x):
-    """What the tensor cores make of float32 operands without parts, at best: rounded to 11 bits."""
+    """Rounds float32 operands to 11 bits, the best that tensor cores do without parts."""
     return ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 

@@ -204,7 +204,7 @@ def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather)
     ids=["narrow", "wide", "float32", "bf16"],
 )
 def test_fp8_weight_gradients_of_gate_and_up(hidden, dtype, wgrad, ops):
-    """One launch for both where experts are narrow and results have 16 bits."""
+    """Both gradients share a launch where experts are narrow and results have 16 bits."""
     recipe = jgg.Recipe.blockwise(wgrad=wgrad)
     arrays = shapes(m=8192, hidden=hidden, dtype=dtype)
     plans = plans_of_gradient(*arrays, recipe=recipe).plans

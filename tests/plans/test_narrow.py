@@ -62,7 +62,7 @@ def test_of_weight_gradients(n, tile, dtype):
 
 @pytest.mark.parametrize("n, tile", [(128, NARROW_TILE), (136, PINGPONG_TILE)], ids=str)
 def test_of_float32_results(n, tile):
-    """Of more columns not where consumers take turns, which hides what it takes to store them."""
+    """Narrow tiles do not pay for more columns where consumers take turns, which hides stores."""
     assert gradient_plan(n=n, out_dtype=F32).tile == tile
     gradient = partial(contracting_plan, 128 * GROUPS, 1024, groups=GROUPS)
     assert gradient(n=n, out_dtype=F32).tile == NARROW_TILE

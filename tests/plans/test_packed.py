@@ -70,7 +70,7 @@ def test_rows_a_group(format, streamed, few, most):
     ],
 )
 def test_large_matrices_are_decoded_for_fewer_rows(format, tokens, kernels):
-    """Where tiles are enough for all multiprocessors."""
+    """Fewer rows suffice if there is a tile for each multiprocessor."""
     assert of_experts(32, 2880, 2880, 4, format, tokens) == kernels
 
 

@@ -1,4 +1,4 @@
-"""The times that plans predict, beside those that were measured on an H200."""
+"""Predictions of plans, compared with times measured on an H200."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class TestExplain:
         ],
     )
     def test_few_units_have_fine_tiles(self, update, shapes, tile_n):
-        """One to a multiprocessor, and as many stacks as a launch has room for."""
+        """Fine tiles are for one unit a multiprocessor, and the stacks of one launch."""
         arrays = [self.array(*shape) for shape in shapes]
         plan = self.plan(lambda *a: update(list(a), list(a)), *arrays)
         assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)

@@ -223,7 +223,7 @@ def _values(jaxpr):
     ],
 )
 def test_others_run_the_reference(call):
-    """Which has no limit of its own: it lowers, for the CPU as for a GPU."""
+    """The reference has no limit, and lowers for the CPU and for a GPU."""
     x = jax.ShapeDtypeStruct((LARGEST_SIZE + 8, 8), BF16)
     text = jax.jit(call).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     assert "jax_grouped_gemm." not in text

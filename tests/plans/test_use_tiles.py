@@ -36,7 +36,7 @@ gradients = jax.grad(loss, (0, 1))
 
 
 def product_of(plan: jgg.Plan) -> str:
-    """Which product of `loss` a plan is for: rhs is stored [g, k, n]."""
+    """Returns the product of `loss` that a plan is for, if rhs is stored [g, k, n]."""
     if plan.problem.out == "gkn":
         return "wgrad"
     return {"gkn": "forward", "gnk": "dgrad"}[plan.problem.rhs]

@@ -324,7 +324,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, units) == m // TILE_K + TILE_CHANGE
 
     def test_two_hot_groups_count_together(self, schedules):
-        """One of them would leave few clusters idle in its only wave; both take two."""
+        """One hot group leaves few clusters idle in its only wave; two groups take two waves."""
         sizes = np.array([0, 20000, 0, 0, 20000, 0])
         assert worthwhile_length(schedules, sizes, 60) == 0
         assert worthwhile_length(schedules, sizes, 40) == 2 * (-(-20000 // TILE_K) + TILE_CHANGE)

@@ -192,7 +192,7 @@ def test_large_matrix(schedule, tile, uplo):
 
 
 def narrow_units(tiles, uplo):
-    """One of a unit's two tiles may be padding."""
+    """Whether each unit has a narrow tile; one of its two tiles may be padding."""
     narrow = is_narrow(tiles, uplo, TILE_M) & (tiles.m < tiles.extent)
     return np.reshape(narrow, (-1, 2)).any(axis=1)
 

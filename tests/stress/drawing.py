@@ -57,7 +57,7 @@ def flip(rng: Rng) -> bool:
 
 
 def pick_family(rng: Rng, implementation: str) -> Family:
-    """One of lists and updates; the reference does not add up complex64 in float64."""
+    """Draws a family of lists and updates; the reference does not sum complex64 in float64."""
     families = FAMILIES + SIXTEEN_BITS
     if implementation == "xla":
         families = tuple(family for family in families if family.dtype != C64)

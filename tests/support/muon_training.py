@@ -1,4 +1,4 @@
-"""Training of a small mixture of experts, of which only the optimiser differs."""
+"""Trains a small mixture of experts with different optimisers."""
 
 from __future__ import annotations
 

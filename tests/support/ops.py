@@ -76,7 +76,7 @@ def contracting(
 
 @dataclass(frozen=True)
 class Op:
-    """One of the two ops, its exact results, and the shapes of what it takes and returns."""
+    """One of the two ops, its exact results, and the shapes of operands and results."""
 
     call: Callable
     exact: Callable

@@ -83,7 +83,7 @@ def adamw(s: AdamwScalars, gradient, mean, square, master):
 
 
 def assert_close(got, exact_and_terms, dtype=np.float32):
-    """`got` differs from what is exact by rounding, first to float32, then to `dtype`."""
+    """Asserts that `got` is exact up to rounding, first to float32, then to `dtype`."""
     exact, terms = exact_and_terms
     got = np.asarray(got)
     assert got.dtype == dtype

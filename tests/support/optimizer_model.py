@@ -52,7 +52,7 @@ def close(got, want, steps=1, rate=1e-2):
 
 
 def stepped(optimizer):
-    """One step, in place: jit without a copy of what is donated."""
+    """Takes one step in place: jit with donated arguments, without copies."""
     return jax.jit(optimizer.step, donate_argnums=(0, 2))
 
 

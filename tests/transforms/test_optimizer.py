@@ -53,7 +53,7 @@ class TestTransformations:
         assert_bits(state, new)
 
     def test_explain_lists_the_updates(self, rng):
-        """One of each matrix, by the kernel, or with the reason why not."""
+        """Each matrix has an update, by the kernel or with a reason."""
         params = model(rng)
         gradients = like(rng, params)
         for ours, op in (

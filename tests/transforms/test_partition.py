@@ -58,7 +58,7 @@ class Case:
     expected: Sequence[tuple[str, tuple[int, ...]]] = ()
     axes: dict[str, int] = dataclasses.field(default_factory=lambda: EIGHT)
     explicit: Sequence[tuple[str, tuple[int, ...]]] | None = None
-    """What travels over explicit axes, if more does: gradients have the types of operands."""
+    """Transfers over explicit axes, if there are more, because gradients have operands' types."""
     tolerance: float = 0.0
     kinds: Sequence[AxisType] = KINDS
 

@@ -50,7 +50,7 @@ def layer_loss(x, logits, *matrices, **options):
 
 STEP = jax.jit(jax.value_and_grad(layer_loss, range(5)))
 LOGITS = (GATHER, (T, E))
-"""What XLA's `top_k` gathers, on CPUs alone."""
+"""The logits that XLA's `top_k` gathers, on CPUs only."""
 LAYER_GRADIENTS = [(SUM, (E, D, F)), (SUM, (E, D, F)), (SUM, (E, F, D))]
 LAYERS = {
     "tokens": (EIGHT, P("d"), P()),

@@ -77,7 +77,7 @@ class CooperativeEpilogue {
     while (next_subtile_ < end_) store_next();
   }
 
-  // Where the next half tiles to be taken go. Nothing that was taken is left to be stored.
+  // Sets the destination of the next half tiles. Everything taken before must be stored already.
   __device__ void set_target(CUtensorMap const& descriptor) { descriptor_ = &descriptor; }
 
   __device__ void wait() const { wait_for_stores(); }

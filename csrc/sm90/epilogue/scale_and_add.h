@@ -53,7 +53,7 @@ __device__ void scale_and_add(Accumulators& accumulators, float alpha, float bet
 template <class Accumulators>
 __device__ void add_on_diagonal(Accumulators& accumulators, float value, int below) {
   constexpr int kCount = decltype(cute::size(accumulators))::value;
-  // Where an accumulator is, relative to the first one, does not depend on the thread.
+  // The place of an accumulator relative to the first does not depend on the thread.
   int const place = accumulator_row(0) - accumulator_column(0) + below;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {

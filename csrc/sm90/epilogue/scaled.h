@@ -42,7 +42,7 @@ class ScaledEpilogue {
   __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
 
   // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
-  // Where there are no products the result is zero, whatever scales may be.
+  // Without products the result is zero, for any scales.
   __device__ void fetch_scales(float const* scales, int first, int columns,
                                bool has_products = true) const {
 #pragma unroll

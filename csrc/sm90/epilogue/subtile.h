@@ -14,8 +14,7 @@
 
 namespace jgg::sm90 {
 
-// Where a 16-byte unit of a row is in the subtile at an address, which is generic or of shared
-// memory.
+// The place of a 16-byte unit of a row in the subtile at an address, generic or of shared memory.
 template <class Address>
 __device__ __forceinline__ Address swizzled(Address subtile, int row, int unit) {
   return subtile + row * kRowBytes + (unit ^ (row % 8)) * 16;
@@ -30,7 +29,7 @@ struct AccumulatorCoordinates {
   __device__ int row(int i) const { return warp * 16 + i / 2 % 2 * 8 + lane / 4; }
   __device__ int column(int i) const { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 
-  // Where the 32-bit accumulators i, which is even, and i + 1 are in a subtile.
+  // The place of the 32-bit accumulators i, which is even, and i + 1 in a subtile.
   template <class Address>
   __device__ __forceinline__ Address pair_in(Address subtile, int i) const {
     return swizzled(subtile, row(i), i / 4 * 2 + lane % 4 / 2) + lane % 2 * 8;

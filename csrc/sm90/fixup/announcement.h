@@ -7,8 +7,8 @@
 // stale memory needs both blocks to be running, which nobody promises while other kernels hold part
 // of the device.
 //
-// What is always in a known state is a variable of the device: zero when the module is loaded, and
-// from then on written by nothing but this file. Kernels that run at the same time share it, so it
+// Only a variable of the device is always in a known state: zero when the module is loaded, and
+// then written only by this file. Kernels that run at the same time share it, so it
 // is a table of announcements under way. An entry is zero, or the address of the sums that it
 // announces:
 //   - announce() claims an entry that is zero, and sums are announced once a launch.
@@ -17,8 +17,8 @@
 // the same workspace: an entry that names the sums waited for was written by this launch, after the
 // sums were.
 //
-// The workspace holds no more than a hint where in the table to look. Whatever it says is believed
-// only if the entry there names the right sums, so stale and random hints do no harm.
+// The workspace holds only a hint where in the table to look. A hint counts only if the entry there
+// names the right sums, so stale and random hints do no harm.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace jgg::sm90 {
 // At most 128 kernels run on a device at a time, each with fewer than 300 announcements under way.
 constexpr uint32_t kAnnouncements = 1 << 16;
 
-// One table for each translation unit, none of which sees the kernels of another.
+// Each translation unit has its own table, because it does not see the kernels of other units.
 static __device__ uint64_t announcements[kAnnouncements];
 
 template <class T>

@@ -30,8 +30,8 @@ inline __device__ void initialize_exchange(ExchangeBarriers& barriers) {
   }
 }
 
-// A consumer calls this when no copy reads its slots any more. Of the accumulators' two blocks of
-// columns, block `rank` is returned with the other CTA's added.
+// Returns block `rank` of the accumulators' two blocks of columns, with the other CTA's block
+// added. A consumer calls this when no copy reads its slots any more.
 template <class Config, class Accumulators>
 __device__ auto exchange_halves(ExchangingStorage<Config>& shared, int consumer, int rank,
                                 unsigned phase, Accumulators const& accumulators) {

@@ -14,10 +14,10 @@ __device__ inline float of_step(float4 const& scales, int step) {
   return step < 2 ? low : high;
 }
 
-// Scales of one step are far apart where those of a row are contiguous: each is in a line of L1 of
-// its own, and fetching a step's keeps L1 busy for as many cycles as the tile has rows. L1 is
-// shared memory, whose bandwidth WGMMA needs. A quarter of the accesses is left if each brings four
-// steps'.
+// If the scales of a row are contiguous, those of one step are far apart, each in another line of
+// L1. Fetching the scales of a step keeps L1 busy for as many cycles as the tile has rows. L1 is
+// shared memory, whose bandwidth WGMMA needs. Fetching the scales of four steps at once leaves a
+// quarter of the accesses.
 template <class Config>
 class WideScales {
  public:

@@ -50,10 +50,10 @@ class BoxLoader {
   uint64_t hint_;
 };
 
-// Loads a box of one row to the same place in the `kCtas` first CTAs of the cluster, or into this
-// one alone. Coordinates and addresses are four uniform registers, as few as can be: what limits
-// such boxes is how soon those of the next one are free, and with a third coordinate and a hint to
-// L2 each took 50 cycles.
+// Loads a box of one row to the same place in the `kCtas` first CTAs of the cluster, or only into
+// this CTA. Coordinates and addresses take only four uniform registers, because such boxes wait for
+// the registers of the next box to be free: with a third coordinate and a hint to L2 each box took
+// 50 cycles.
 template <int kCtas>
 __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
                                          uint32_t to, int column, int row) {

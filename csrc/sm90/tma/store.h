@@ -16,7 +16,7 @@ enum class StoreHint : uint64_t {
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
 
-// Where one consumer's half tile goes: coordinates of its first subtile for the store descriptor.
+// The place of a consumer's half tile: coordinates of its first subtile for the store descriptor.
 struct StoreCoordinates {
   int column;
   int row;

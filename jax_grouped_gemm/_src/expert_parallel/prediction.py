@@ -131,7 +131,7 @@ class Prediction:
 
     @property
     def step_fraction(self) -> float:
-        """The same share for forward and backward passes together."""
+        """The share of forward and backward passes together."""
         return self.local_step_seconds / self.step_seconds
 
 

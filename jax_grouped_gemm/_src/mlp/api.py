@@ -1,4 +1,4 @@
-"""The MLP of experts on rows sorted by expert: `ragged_mlp`, and its first half alone."""
+"""The MLP of experts on rows sorted by expert: `ragged_mlp`, and `gated_ragged_dot`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ragged_mlp(
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
     few rows in each group, as in decoding, kernels read tokens in place and add `bo` too. With
     narrow experts and large groups, kernels also read tokens in place. All other cases are composed
-    of ragged products, and `explain` says why. Both ways give the same result, except for the
+    of ragged products, and `explain` says why. Fused and composed results are equal, except for the
     accuracy of the activation: gate and up are rounded to the dtype of the operands, and hidden is
     computed from the rounded values and rounded once.
 
@@ -83,9 +83,8 @@ def ragged_mlp(
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
-      wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
-        activation(x wi_0). If `wi_0` is then [g, D, 2 F], its first F columns are the gate and the
-        others the up projection.
+      wi_0, wi_1: gate and up projections [g, D, F]. With `wi_1=None`, `wi_0` is the gate alone
+        [g, D, F], for hidden layers activation(x wi_0), or gate and up side by side [g, D, 2 F].
       wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
         one format, see `moe.dropless_mlp`.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
@@ -98,7 +97,7 @@ def ragged_mlp(
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels fuse
         the named ones only. If a function closes over traced values, which get gradients too, the
         layer is composed of ragged products.
-      precision: of the products, see `ragged_dot`.
+      precision: precision of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
@@ -157,8 +156,8 @@ def gated_ragged_dot(
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
     This is `ragged_mlp` without its down projection. Use it for inference, and for layers with
-    their own backward pass. Its derivatives are composed of ragged products, so prefer `ragged_mlp`
-    for training.
+    their own backward pass. For training prefer `ragged_mlp`: derivatives of this function are
+    composed of ragged products.
 
     Args:
       x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
@@ -200,7 +199,7 @@ def _by_plan(experts: Experts, operands: MlpOperands) -> jax.Array:
 def _checked_options(
     activation: ActivationLike, precision: lax.PrecisionLike, implementation: Implementation
 ) -> tuple[Activation, lax.PrecisionLike, Implementation]:
-    """The options of `Experts`; errors in them come before those in operands."""
+    """Returns the options of `Experts`, which are checked before the operands."""
     options = as_activation(activation), precision, implementation
     Options.of(*options)
     return options
@@ -219,7 +218,7 @@ def _checked(
     group_offset: ArrayLike | None,
     concatenated: bool | None = None,
 ) -> MlpOperands:
-    """The operands as arrays of shapes that fit together."""
+    """Returns the operands as arrays of shapes that fit together."""
     tokens = Rows(as_array("x", x), None if rows is None else as_indices("rows", rows))
     wi = as_weights("wi_0", wi_0)
     up, down = (
@@ -237,7 +236,7 @@ def _checked(
         if name not in ("rows", "sizes", "offset")
     }
     check_floating(function, **arrays)
-    if tokens.rows is not None:  # of tokens that are all here
+    if tokens.rows is not None:  # all of their tokens are here
         refuse_sharded(function, rows=tokens.rows, **arrays)
     _check_shapes(function, operands, concatenated)
     if _is_concatenated(experts, concatenated):
@@ -269,7 +268,7 @@ def _label(name: str) -> str:
 
 
 def _is_concatenated(experts: ExpertWeights, asked: bool | None) -> bool:
-    """Whether wi_0 is gate and up; None where wo tells how many columns a gate has."""
+    """Whether wi_0 holds gate and up; None where wo tells how many columns a gate has."""
     wo = experts.wo
     if asked is not None or experts.wi_1 is not None or wo is None or wo.ndim != 3:
         return bool(asked)

@@ -1,4 +1,4 @@
-"""From a plan of an MLP's operation to one custom call, or to the products that it is made of."""
+"""Runs the plan of an MLP's operation: one custom call, or its separate products."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
-    """hidden and, if they are kept, gate and up."""
+    """Returns hidden and, if they are kept, gate and up."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: MlpOperands = plan.problem.given(operands)
@@ -61,7 +61,7 @@ def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 def _activated(
     plan, given: MlpOperands | DownOperands, factors, optional, results, activation
 ) -> list[jax.Array]:
-    """One call of a forward kernel, with those of the optional operands that are given."""
+    """Calls a forward kernel with the optional operands that are given."""
     if given.weights is not None:
         optional = dict(optional, weights=given.weights.astype(jnp.float32))
     optional = {name: x for name, x in optional.items() if x is not None}
@@ -94,7 +94,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     up = jnp.zeros((1, columns), gate.dtype) if given.up is None else given.up
     like_up = jax.ShapeDtypeStruct(up.shape, up.dtype)
     assert plan.tile is not None
-    # Partial sums of the gradients of weights, one for each tile's columns.
+    # Partial sums of the gradients of weights: one for the columns of each tile.
     partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
         GATED_TRANSPOSE_TARGET,
@@ -107,7 +107,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     )
     dgate, dup, hidden, partial_sums = results
     gradients = [dgate, dup] if has_up else [dgate]
-    # One after the other, an order that no compiler's reduction changes.
+    # Add one after the other, an order that no compiler's reduction changes.
     return [*gradients, hidden, functools.reduce(operator.add, partial_sums)]
 
 
@@ -154,7 +154,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 def _call(
     target, plan, given: GradientOperands, factors, results, *, input_output_aliases=None
 ) -> list[jax.Array]:
-    """One call of a kernel with an activation; its results without the workspace."""
+    """Calls a kernel with an activation, and returns its results without the workspace."""
     weights = given.weights
     epilogue = Epilogue.of(plan.problem.params["activation"])
     assert epilogue is not None  # the plan has a kernel for it

@@ -1,4 +1,4 @@
-"""The MLP of experts as separate products. The fused forms compute the same."""
+"""The MLP of experts as separate products, with the results of the fused forms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperand
 # The names that MaxText's remat policies use.
 GATE, UP = "mlpwi_0", "mlpwi_1"
 
-# Only gate and up are kept for the backward pass: computing this elementwise step again is free
-# next to storing its three [m, F] float32 intermediates.
+# Keep only gate and up for the backward pass: recomputing this elementwise step costs nothing
+# compared to storing its three [m, F] float32 intermediates.
 recomputed_hidden = recomputed(hidden_layer, static_argnums=0)
 
 # The signature of `jax.lax.ragged_dot`.
@@ -33,8 +33,8 @@ def projections(
     Args:
       ragged_dot: computes the products; its other arguments are bound already.
       x: rows, sorted by expert.
-      experts: their projections and biases of these.
-      groups: whose rows they are.
+      experts: the projections and their biases.
+      groups: the groups of the rows.
     """
     product = functools.partial(with_bias, ragged_dot, groups, x)
     up = None

@@ -10,7 +10,7 @@ import numpy as np
 from jax_grouped_gemm._src.activations import Activation
 
 FUNCTIONS = ("silu", "gelu", "relu", "relu2")
-"""As the kernels number them; the first stands for all that multiply by a sigmoid."""
+"""Functions in the kernels' numbering; the first stands for all products with a sigmoid."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,6 @@ class Epilogue:
         return self.function == 0
 
     def attributes(self) -> dict[str, np.float32]:
-        """The attributes of a custom call, but for the function."""
+        """Returns the attributes of a custom call, without the function."""
         values = dataclasses.asdict(self)
         return {name: np.float32(value) for name, value in values.items() if name != "function"}

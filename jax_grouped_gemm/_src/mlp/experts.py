@@ -1,4 +1,4 @@
-"""How the MLPs of a device's experts are computed: the one place that chooses, for all layers."""
+"""Chooses how the MLPs of a device's experts are computed, for all layers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Experts:
       weights: the matrices and biases.
       weights_on_input: whether a router weight multiplies the input instead of the result.
       activation, precision, implementation, recipe, quantized: see `moe.dropless_mlp`.
-      max_sms: how many multiprocessors products fill at most beside which gradients of tokens may
-        travel, None for all.
+      max_sms: the most multiprocessors that products use while gradients of tokens may travel,
+        None for all.
     """
 
     function: str
@@ -59,8 +59,8 @@ class Experts:
     max_sms: int | None = None
 
     counts_rows: ClassVar[bool] = False
-    """Whether only a number of rows that the device knows are moved and multiplied, and the others
-    are undefined in results. If not, rows that no expert owns are zero."""
+    """Whether only the first rows, a number that the device knows, are computed, and results are
+    undefined in other rows. If not, rows that no expert owns are zero."""
 
     def __post_init__(self):
         if self.in_fp8 and (callable(self.implementation) or self.precision is not None):
@@ -83,7 +83,7 @@ class Experts:
     @property
     def options(self) -> Options:
         """The parameters of primitives."""
-        # Moves of rows end at the last valid one, and only biases read the others.
+        # Moves of rows end at the last valid row; only biases read later rows.
         some = self.counts_rows and not self.reads_every_row and not self.weights.has_biases
         return Options.of(
             self.activation,
@@ -95,33 +95,33 @@ class Experts:
 
     @property
     def in_fp8(self) -> bool:
-        """Whether a recipe has a say."""
+        """Whether there is a recipe."""
         return self.recipe is not None or self.quantized is not None
 
     @property
     def _is_in_rows(self) -> bool:
-        """Whether all matrices are as a recipe's products of two FP8 operands read them."""
+        """Whether all matrices have the layout that products of two FP8 operands read."""
         given = self.weights.quantized.values()
         of_recipe = self.recipe is not None and self.quantized is None
         return of_recipe and len(given) == len(self.weights.matrices)
 
     @property
     def reads_every_row(self) -> bool:
-        """Whether rows that no expert owns have to be numbers: scales of FP8 are found of all rows,
-        and a product that is not ours may multiply them by zero."""
+        """Whether rows that no expert owns must be finite, because FP8 scales depend on all rows,
+        or because another library's product may multiply these rows by zero."""
         return self.in_fp8 or callable(self.implementation)
 
     def by_plan(
         self, x: Any, rows: int, groups: int, sizes: jax.Array, *, are_copies: bool
     ) -> tuple[Self, jax.Array]:
-        """These experts, without their recipe where bf16 is predicted to train faster.
+        """Returns these experts, without their recipe where bf16 is predicted to train faster.
 
-        Where weights are quantised already, FP8 is what was asked for.
+        Weights that are quantised already always compute in FP8.
 
         Args:
           x: tokens, or rows.
-          rows: how many rows there are, of which these experts have their share.
-          groups: of the rows.
+          rows: number of rows of all experts; these experts have their share.
+          groups: groups of the rows.
           sizes: integers that the layer is computed with.
           are_copies: whether rows are copies of tokens.
 
@@ -142,7 +142,7 @@ class Experts:
         return dataclasses.replace(self, recipe=None), noted(sizes, choice)
 
     def takes_tokens(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
-        """Whether `mlp` takes tokens as they are; if not, `on_rows` takes copies of them."""
+        """Whether `mlp` takes tokens themselves; if not, `on_rows` takes copies of tokens."""
         if callable(self.implementation) or self.weights_on_input:
             return False
         if self.in_fp8 or self.counts_rows:
@@ -205,12 +205,12 @@ class Experts:
         groups: Groups,
         combines: bool,
     ) -> jax.Array:
-        """By the fused layer, or as a composition for other recipes."""
+        """Computes the MLP by the fused layer, or as a composition for other recipes."""
         operands, options = self._operands(rows, row_scales, groups).aligned(), self.options
         if self.recipe is None:
             raise ValueError(f"{self.function}: quantized needs the recipe that it was made with")
         recipe = checked_recipe(self.recipe)
-        # Each half is quantised on its own, as `quantize_mlp` does.
+        # Quantise each half separately, as `quantize_mlp` does.
         wi_0, wi_1 = operands.experts.halves
         operands = operands.with_experts(wi=None, wi_0=wi_0, wi_1=wi_1)
         for name, x in named(operands).items():
@@ -234,7 +234,7 @@ class Experts:
             static = recipe, self.activation, implementation
             return fp8_layer.mlp(*static, operands, quantized, combines=combines)
         matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
-        # A product that is not ours may multiply rows past the count by zero.
+        # Another library's product may multiply rows past the count by zero.
         given_rows = dataclasses.replace(operands.rows, count=None)
         rows = Rows(on_rows(given_rows))
         owned = owned_rows(*operands.groups.indices, self.weights.count, rows.num_rows)
@@ -246,7 +246,7 @@ class Experts:
     def _with_arrays(
         self, x: jax.Array, compute: Callable[[Any], jax.Array], reason: str = ""
     ) -> jax.Array:
-        """`compute` of these experts, with arrays in the place of quantised matrices, and why."""
+        """Runs `compute` with dequantised matrices, and notes the reason."""
 
         if self._is_in_rows:
             weights, quantized = of_arrays(self.weights, x.dtype)

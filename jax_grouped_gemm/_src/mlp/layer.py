@@ -1,8 +1,8 @@
 """The MLP of experts, and its derivative.
 
-`ragged_mlp` as a whole is not differentiated as what it is composed of: its tangent is one
-primitive, linear in the tangents of all operands, which is transposed into three fused operations
-and the products of the weights' gradients.
+JAX does not differentiate the parts of `ragged_mlp`. The tangent of the whole is one primitive,
+linear in the tangents of all operands. Its transpose is three fused operations and the products of
+the weights' gradients.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def ragged_mlp(options: Options, operands: MlpOperands) -> jax.Array:
-    """y [m, D] = hidden wo + weights bo, of operands of one dtype."""
+    """Returns y [m, D] = hidden wo + weights bo, for operands of one dtype."""
     (hidden,) = gated_ragged_dot(options, operands, residuals=False)
     return down(options, operands, hidden)
 
@@ -74,7 +74,7 @@ def _ragged_mlp_jvp(options, primals, tangents):
 
 
 def mlp(options: Options, operands: MlpOperands) -> jax.Array:
-    """y [m, D], or hidden [m, F] without wo, of operands of one dtype."""
+    """Returns y [m, D], or hidden [m, F] without wo, for operands of one dtype."""
     has_down = operands.experts.wo is not None
     if has_down and not closes_over_traced(options, operands):
         return ragged_mlp(options, operands)
@@ -85,7 +85,7 @@ def mlp(options: Options, operands: MlpOperands) -> jax.Array:
 def gated_ragged_dot(
     options: Options, operands: MlpOperands, *, residuals: bool
 ) -> list[jax.Array]:
-    """Binds `GATED` to those of its operands that are given."""
+    """Binds `GATED` to the operands that are given."""
     given = operands.with_experts(wo=None, bo=None)
     if closes_over_traced(options, given):
         return reference.gated_ragged_dot(given, residuals=residuals, **vars(options))
@@ -93,20 +93,20 @@ def gated_ragged_dot(
 
 
 def closes_over_traced(options: Options, operands: MlpOperands) -> bool:
-    """Whether no primitive may have the activation, only JAX's own operations."""
+    """Whether the activation closes over traced values, so that no primitive can take it."""
     shape = operands.num_rows, operands.experts.hidden_columns
     return activations.closes_over_traced(options.activation, *shape)
 
 
 def down(options: Options, operands: MlpOperands, hidden: jax.Array) -> jax.Array:
-    """y [m, D] = hidden wo + weights bo, of those operands that are given."""
+    """Returns y [m, D] = hidden wo + weights bo, with the terms that are given."""
     wo, bo = operands.experts.wo, operands.experts.bo
     assert wo is not None
     weights = None if bo is None else operands.weights
     given = DownOperands(hidden, wo, bo, weights, operands.groups)
     if plan.is_fused(BIASED.name, given, options.of_products):
         return bind(BIASED, given, **options.of_products)
-    # Not as one primitive, so that derivatives of the product are those of the ragged product.
+    # Bind no fused primitive, so that the product has the derivatives of the ragged product.
     return reference.biased_ragged_dot(given, **options.of_products)
 
 
@@ -161,9 +161,9 @@ def _cotangents(
         found = dataclasses.replace(found, wo=weights_of(hidden, dy, *groups.indices))
     if experts.wi is not None:
         gradients = [jnp.concatenate(gradients, axis=1)]
-    # One [m, D] array at a time: each is made when what reads the one before it is done. That of x
-    # comes first, since it may have to travel to other devices, which takes as long as products of
-    # weights' gradients.
+    # Keep one [m, D] array at a time: make each after the last reader of the previous one. The
+    # gradient of x comes first, since it may travel to other devices, which takes as long as
+    # products of weights' gradients.
     gradients[0], found = barrier((gradients[0], found))
     if wanted.x is not None:
         if len(gradients) == 2:
@@ -177,8 +177,8 @@ def _cotangents(
         found = dataclasses.replace(found, x=dx)
     matrices = wanted.wi, wanted.wi_0, wanted.wi_1
     if any(x is not None for x in matrices):
-        # Without a barrier XLA would find that rows of x were copied before, and keep them instead
-        # of x.
+        # Without a barrier XLA would find the earlier copies of x's rows, and keep these instead of
+        # x.
         x, gradients[0], found = barrier((rows.x, gradients[0], found))
         in_order = matrices[1:] if experts.wi is None else matrices[:1]
         asked = [d for d, aval in zip(gradients, in_order, strict=False) if aval is not None]
@@ -191,14 +191,14 @@ def _cotangents(
 def _weight_gradients(
     rows: Rows, gradients: list[jax.Array], groups: Groups, num_groups: int, options: Options
 ) -> list[jax.Array]:
-    """x^T times each of the gradients [m, n], of each group."""
+    """Returns, for each group, x^T times each of the gradients [m, n]."""
     params = dict(options.of_products, num_groups=num_groups)
     if len(gradients) == 2:
         d0, d1 = gradients
         operands = PairedWeightsOperands(rows, d0, d1, groups)
         if plan.is_fused(PAIRED_WEIGHTS.name, operands, params):
             return bind(PAIRED_WEIGHTS, operands, **params)
-    # Not as one primitive, so that derivatives of the products are those of the ragged products.
+    # Bind no fused primitive, so that products have the derivatives of ragged products.
     x = token_rows.on_rows(rows)
     product = functools.partial(_products(options).weights, num_groups=num_groups, is_limited=True)
     return [product(x, d, *groups.indices) for d in gradients]

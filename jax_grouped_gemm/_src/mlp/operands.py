@@ -1,4 +1,4 @@
-"""The operands of an expert MLP, and of the operations that it is composed of.
+"""The operands of an expert MLP, and of its parts.
 
 Each class is a pytree. Its leaves, in the order of the fields, are the operands of a primitive, and
 a field that is None is an operand that is not given. In a plan the leaves are abstract arrays.
@@ -25,12 +25,12 @@ BIASES = ("b0", "b1", "bo")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """Which rows belong to which group.
+    """The assignment of rows to groups.
 
     Attributes:
       sizes: int32 [G], rows of each group.
-      offset: int32 [1], the group of the first local matrix. For functions of the caller's it is
-        what the caller gave, which may be None.
+      offset: int32 [1], the group of the first local matrix. For functions of the caller it is
+        the caller's argument, which may be None.
     """
 
     sizes: jax.Array
@@ -38,7 +38,7 @@ class Groups:
 
     @property
     def indices(self) -> tuple[jax.Array, jax.Array]:
-        """Sizes and offset, as the primitives take them."""
+        """Returns sizes and offset, as the primitives take them."""
         assert self.offset is not None
         return self.sizes, self.offset
 
@@ -52,10 +52,10 @@ class Rows:
       x: tokens [T, D] with `rows`, else the rows [m, D].
       rows: integers [m], the token of each row. A row is zero whose token is out of range.
       inverse: integers [T, k], the rows of each token, if they are known.
-      count: int32 [1], how many rows are valid if not all are, only with `inverse`. The other rows
-        are undefined.
-      sources: of how many devices these are the tokens, in equal parts, of which the first is this
-        device's.
+      count: int32 [1], the number of valid rows if not all are valid, only with `inverse`. Other
+        rows are undefined.
+      sources: number of devices whose tokens these are, in equal parts. This device's part is
+        the first.
     """
 
     x: jax.Array
@@ -70,7 +70,7 @@ class Rows:
         return (self.x if self.rows is None else self.rows).shape[0]
 
     def of(self, x: jax.Array) -> Rows:
-        """The rows of other tokens, such as tangents."""
+        """Returns the same rows of other tokens, such as tangents."""
         return dataclasses.replace(self, x=x)
 
 
@@ -114,7 +114,7 @@ class ExpertWeights:
 
     @property
     def has_biases(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any bias."""
         return any(x is not None for x in self.biases)
 
     @property
@@ -148,12 +148,12 @@ class ExpertWeights:
         return self.wi_0, self.wi_1
 
     def result_dtype(self, x: jax.Array) -> np.dtype:
-        """The dtype to which x and the matrices promote; quantised ones have that of x."""
+        """The dtype to which x and the matrices promote; quantised matrices have x's dtype."""
         arrays = [x for x in self.matrices if not isinstance(x, QuantizedArray)]
         return np.dtype(jnp.result_type(x, *arrays))
 
     def layer(self, x: Any, rows: int, groups: int, *, are_copies: bool) -> Layer:
-        """Sizes of the layer for these experts' share of all rows, which are x or copies of it."""
+        """Returns the layer's sizes for these experts' share of all rows, which are x or copies."""
         share = Dot.of(rows, self.projections[0].shape, groups)
         return Layer(
             share.g,
@@ -166,7 +166,7 @@ class ExpertWeights:
         )
 
     def astype(self, dtype: np.dtype) -> ExpertWeights:
-        """The matrices in that dtype, and biases as they are."""
+        """Returns the matrices in that dtype, and biases unchanged."""
         names = "wi", "wi_0", "wi_1", "wo"
         given = {name: x for name, x in named(self).items() if name in names}
         return dataclasses.replace(self, **{name: x.astype(dtype) for name, x in given.items()})
@@ -177,7 +177,7 @@ class ExpertWeights:
 class MlpOperands:
     """The operands of an MLP, and of a hidden layer, for which `wo` and `bo` are None.
 
-    `weights` are those of rows [m], such as the router's; None for ones.
+    `weights` are weights of rows [m], such as the router's; None for ones.
     """
 
     rows: Rows
@@ -192,7 +192,7 @@ class MlpOperands:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype to which x and the matrices promote, which is that of the result."""
+        """The dtype of the result, to which x and the matrices promote."""
         return self.experts.result_dtype(self.rows.x)
 
     @property
@@ -225,7 +225,7 @@ class MlpOperands:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DownOperands:
-    """The operands of hidden wo + weights bo; `weights` are those of `bo`."""
+    """The operands of hidden wo + weights bo."""
 
     hidden: jax.Array  # [m, F]
     wo: jax.Array
@@ -294,7 +294,7 @@ class Differentials:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TangentOperands:
-    """The tangents of an MLP's operands, in which that of y is linear, and what it depends on."""
+    """The tangents of an MLP's operands, and the values on which the tangent of y depends."""
 
     dots: Differentials
     gate: jax.Array  # [m, F]
@@ -308,7 +308,7 @@ class TangentOperands:
 
 
 def named(operands: Any) -> dict[str, Any]:
-    """The leaves in their order by name, for messages; a tangent's name ends in "_dot"."""
+    """Returns the leaves by name, in order, for messages; a tangent's name ends in "_dot"."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(operands):
         x = getattr(operands, field.name)
@@ -321,7 +321,7 @@ def named(operands: Any) -> dict[str, Any]:
 
 
 def dtypes_of(operands: Any) -> str:
-    """Dtypes of rows, matrices and biases; kernels take those of float32 next to any."""
+    """Names dtypes of rows, matrices and biases; kernels take float32 biases with any dtype."""
     arrays = {name: x for name, x in named(operands).items() if not isinstance(x, QuantizedArray)}
     found = {
         x.dtype.name

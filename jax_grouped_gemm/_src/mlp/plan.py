@@ -41,15 +41,15 @@ from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 
-SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
+SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 
 FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
-# Columns of hidden in a tile. Reading tokens in place is faster than copies where there are two: a
-# cluster computes both from the same rows. One would leave half of the chip without work, and for
-# more than two, weights are read more often (docs/notes/moe.md).
+# Columns of hidden in a tile. Reading tokens in place is faster than copies for two tiles, which a
+# cluster computes from the same rows. One tile would leave half of the chip idle, and for more than
+# two, weights are read more often (docs/notes/moe.md).
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
 
@@ -71,7 +71,7 @@ def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) 
 
 
 def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
-    """Whether it wastes less at the last columns."""
+    """Whether a narrow tile wastes less at the last columns."""
     columns = problem.operands.gate.shape[1]
     wide, narrow = (round_up(columns, tile.tile_n) for tile in (WIDE_GRADIENT, NARROW_GRADIENT))
     return wide > NARROW_COLUMN * narrow
@@ -185,7 +185,7 @@ def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
 
 
 def _gathering(plan: MlpPlan) -> MlpPlan:
-    """The plan of a hidden layer, with how rows of tokens get there."""
+    """Returns the plan of a hidden layer, with `gather` set."""
     problem: MlpProblem[MlpOperands] = plan.problem
     if problem.operands.rows.rows is None:
         return plan
@@ -194,7 +194,7 @@ def _gathering(plan: MlpPlan) -> MlpPlan:
 
 
 def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
-    """Whether the product of large groups reads tokens faster than copies of them."""
+    """Whether the product of large groups is faster on tokens in place than on copies."""
     experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
     return (
         epilogue is not None
@@ -248,8 +248,8 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
-    # Where the columns are one tile's, a cluster has the same rows of both results, for which it
-    # reads the same rows of x.
+    # If one tile holds all columns, a cluster computes the same rows of both results, and reads
+    # the same rows of x for both.
     in_place = columns <= kernel.tile.tile_n
     return dataclasses.replace(
         plan,
@@ -261,7 +261,7 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
 def _one_product(
     problem: MlpProblem[PairedWeightsOperands], columns: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The operands and parameters of a weight gradient of so many columns."""
+    """Returns the operands and parameters of a weight gradient with so many columns."""
     x, d0 = problem.operands.rows.x, problem.operands.d0
     avals = [
         jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
@@ -274,7 +274,7 @@ def _one_product(
 
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
-    """The kernel to take. A forward tile that is asked for is that of few rows, or is not known."""
+    """Returns the kernel to take; the first for a forward tile that is asked for but unknown."""
     asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
@@ -282,8 +282,8 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
-    """Whether one kernel computes an operation. Programs are traced by it, before it is known what
-    they are compiled for, so that it follows from shapes alone."""
+    """Whether one kernel computes an operation. Decides what is traced, before the device is known,
+    so it follows from shapes alone."""
     problem = MlpProblem(op, operands, params)
     return params["implementation"] != "xla" and not _unfused_reason(problem)
 
@@ -293,8 +293,8 @@ def _has_few_rows(problem: MlpProblem) -> bool:
 
 
 def _may_take_few_rows(problem: MlpProblem) -> bool:
-    """Whether groups have few rows and the kernel for those may round otherwise than what runs for
-    more: what XLA computes of a product has other bits than an epilogue."""
+    """Whether the kernel for few rows may run, and may round differently than what runs for more
+    rows, because XLA's elementwise passes have other bits than an epilogue."""
     return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
 
 

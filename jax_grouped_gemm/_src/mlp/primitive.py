@@ -1,6 +1,6 @@
 """The primitives of an MLP.
 
-Each has the derivative and the vectorisation of the products that it is composed of.
+Each primitive has the derivative and the vectorisation of its separate products.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LETTERS = dict(
     wi_0="gDF", wi_1="gDF", wi="gDU", wo="gFD", b0="gF", b1="gF", bo="gD",
     a0="mF", a1="mF", w0="gDF", w1="gDF", sizes="G", offset="o",
 )  # fmt: skip
-"""The dimensions of operands by name. In `wi`, gate and up lie beside each other: a part of its
+"""The dimensions of operands by name. `wi` has gate and up side by side, so that a part of its
 columns is not the same part of both."""
 
 OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
@@ -47,7 +47,7 @@ OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
 
 
 def _dims(tree, to, whole) -> Dims:
-    """Dimensions of operands of that structure."""
+    """Names the dimensions of operands with the structure `tree`."""
     names = _names(tree)
     letters = LETTERS | (OF_ROWS if "rows" in names else {})
     if "rows" in names:
@@ -63,7 +63,7 @@ def _names(tree) -> list[str]:
 
 
 def _with_one_bias(operands, params, split):
-    """A device's operands: one term of a sum over hidden features has the bias of the result."""
+    """Returns a device's operands: only one term of a sum over hidden features adds the bias."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
         by_name = zip(_names(params["tree"]), operands, strict=True)
@@ -75,7 +75,7 @@ def _with_one_bias(operands, params, split):
 
 
 def _of_leaves(function):
-    """`function` of typed operands as one of the operands of a primitive."""
+    """Turns a function of typed operands into a function of a primitive's operands."""
 
     @functools.wraps(function)
     def of_leaves(*leaves, tree, **params):
@@ -246,11 +246,11 @@ class Options:
         """Checked options, with the current choices of tiles.
 
         Without `zeroes_unowned`, rows that no local group owns are undefined, in results and
-        gradients. `max_sms` limits the products of weights' gradients that come after the gradient
-        of x, which may be on its way to other devices beside them.
+        gradients. `max_sms` limits the products of weights' gradients that run while the gradient
+        of x may travel to other devices.
 
         Raises:
-          ValueError: `precision` or `implementation` is none.
+          ValueError: `precision` or `implementation` is invalid.
         """
         precision = canonical_precision(precision)
         implementation = checked_implementation(implementation)
@@ -264,6 +264,6 @@ class Options:
 
 
 def bind(op: Op, operands: Any, **params: Any) -> Any:
-    """Binds a primitive to those of its operands that are given."""
+    """Binds a primitive to the operands that are given."""
     leaves, tree = jax.tree.flatten(operands)
     return op.bind(*leaves, tree=tree, **params)

@@ -29,9 +29,9 @@ class MlpProblem(Generic[Operands]):
     """Static description of one operation of an MLP.
 
     Attributes:
-      op: its name.
-      operands: their shapes and dtypes.
-      params: of the primitive, of which `tree` is the structure of the operands.
+      op: name of the operation.
+      operands: shapes and dtypes of the operands.
+      params: parameters of the primitive; `tree` is the structure of the operands.
     """
 
     op: str

@@ -1,11 +1,11 @@
 """The operations as compositions of ragged products: what every kernel must compute.
 
-With the reference's products they are pure JAX. With the kernels' they run what no fused kernel
-takes, and they are what jvp and vmap see.
+With the reference's products they are pure JAX. With the kernels' products they run calls that no
+fused kernel takes. jvp and vmap always see these compositions.
 
 Rounding: gate and up are rounded to the dtype of the operands before the activation. Hidden is
-computed from those rounded values, in float32 at least, and rounded once. So what is fused, what is
-not, and what is computed again agree but for the accuracy of the activation.
+computed from the rounded values, in float32 at least, and rounded once. So fused, composed and
+recomputed results agree except for the accuracy of the activation.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Products:
     ) -> jax.Array:
         """[m, k] with [m, n] -> [num_groups, k, n], a cotangent of weights.
 
-        It fills `max_sms` multiprocessors at most if `is_limited`.
+        The product uses at most `max_sms` multiprocessors if `is_limited`.
         """
         return ragged_contracting(
             lhs,
@@ -156,8 +156,8 @@ def sums_of_groups(
 ) -> jax.Array:
     """The sum of each group's rows [m, n], times `weights` [m]: [num_groups, n], float32 at least.
 
-    A product with the weights as columns of the rows' dtype, so that rows are read once and as they
-    are: their parts, which add up to as much of them as float32 has.
+    The sum is a product with columns of the rows' dtype, which are parts of the float32 weights, so
+    that rows are read once, without conversion.
     """
     dtype = rows.dtype
     weights = jnp.ones(rows.shape[:1], dtype) if weights is None else weights
@@ -165,7 +165,7 @@ def sums_of_groups(
     if dtype.itemsize < 4:
         columns = []
         for _ in range(3 if weights.dtype != dtype else 1):
-            # Not a conversion there and back, which XLA may leave out.
+            # XLA may remove a conversion to the dtype and back, so round in another way.
             bits = jnp.finfo(dtype)
             part = lax.reduce_precision(weights, bits.nexp, bits.nmant)
             columns.append(part.astype(dtype))
@@ -199,7 +199,7 @@ def dots_with_biases(rows: jax.Array, biases: jax.Array, groups: Groups) -> jax.
 def gated_ragged_dot_transpose(
     given: GradientOperands, *, activation: Activation, **options: Any
 ) -> list[jax.Array]:
-    """The gradients of a hidden layer, which is computed again, from that of its product with wo.
+    """Computes a hidden layer again, and its gradients from the gradient of its product with wo.
 
     Args:
       given: the operands.
@@ -252,7 +252,7 @@ def paired_weight_gradients(
 def ragged_mlp_tangent(
     given: TangentOperands, *, activation: Activation, **options: Any
 ) -> jax.Array:
-    """The tangent of y = hidden wo + weights bo, linear in those of all factors and biases.
+    """The tangent of y = hidden wo + weights bo, linear in the tangents of all operands.
 
     Args:
       given: the operands.

@@ -1,4 +1,4 @@
-"""Rows of an MLP: copied from tokens, and added up again; each is the other's transpose."""
+"""Copies tokens to rows, and adds up rows for tokens; each is the other's transpose."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from jax_grouped_gemm._src.rows import primitive as moves
 
 
 def on_rows(rows: Rows) -> jax.Array:
-    """The rows [m, D], copies of tokens where those are given."""
+    """Returns the rows [m, D], or copies of tokens if tokens are given."""
     return rows.x if rows.rows is None else moves.gather_rows(rows.x, *_pairs(rows), **_way(rows))
 
 
 def copies(rows: Rows) -> jax.Array:
-    """`on_rows` by a kernel whatever is known: the bits of quantised tokens, or scales."""
+    """Computes `on_rows` by a kernel in any case, for bits of quantised tokens or for scales."""
     return moves.gather_rows(rows.x, *_pairs(rows), divisor=1, implementation=None)
 
 
 def combine(y: jax.Array, rows: Rows) -> jax.Array:
     """The sum of each token's rows: y [m, D] -> [T, D], the transpose of `on_rows`.
 
-    The order of the terms is that of `inverse`, or of the rows without it.
+    Terms are in the order of `inverse`, or in the order of rows if there is no `inverse`.
     """
     return moves.combine_rows(y, *_pairs(rows), **_way(rows))
 
 
 def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
-    """`combine`, but for derivatives, which it lacks: the sums of other devices come first, so that
-    they travel while those of this device are added up."""
+    """Computes `combine`, not differentiable, with sums for other devices first, so that these
+    travel while this device adds up its own."""
     if rows.sources == 1:
         return combine(y, rows)
     assert rows.inverse is not None
@@ -50,8 +50,8 @@ def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
 
 
 def _pairs(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows and tokens as `rows.reference` has them, without weights. Rows know their tokens, not
-    their pairs."""
+    """Returns rows and tokens as `rows.reference` has them, without weights. Rows have tokens, but
+    no pairs."""
     assert rows.rows is not None
     tokens, inverse, count = rows.x.shape[0], rows.inverse, rows.count
     if inverse is None:
@@ -62,5 +62,5 @@ def _pairs(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 
 
 def _way(rows: Rows) -> dict[str, Any]:
-    """Without `inverse` XLA moves rows, since no kernel adds them up then."""
+    """Returns options with which XLA moves rows if there is no `inverse`, which kernels need."""
     return dict(divisor=1, implementation="xla" if rows.inverse is None else None)

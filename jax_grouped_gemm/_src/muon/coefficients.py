@@ -1,4 +1,4 @@
-"""Coefficients of Newton-Schulz iterations, and where Gram Newton-Schulz starts again."""
+"""Coefficients of Newton-Schulz iterations, and restarts of Gram Newton-Schulz."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DION: tuple[Triple, ...] = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# Rounding takes singular values above one, which is all that the polynomials are made for.
+# Rounding can lift singular values above one, where the polynomials are not valid.
 _SAFETY = 1.05
 POLAR_EXPRESS: tuple[Triple, ...] = tuple(
     (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5)
@@ -43,12 +43,12 @@ NAMED: dict[str, Triple | tuple[Triple, ...]] = {
     "polar_express": POLAR_EXPRESS,
 }
 
-# Rounding in 16 bits gives Gram matrices eigenvalues below zero, which more steps would blow up.
+# Rounding to 16 bits gives Gram matrices negative eigenvalues, which more steps would blow up.
 MOST_STEPS_OF_SEGMENT = 3
 
 
 def table(coefficients: Coefficients) -> np.ndarray:
-    """One triple [3], or one for each step [steps, 3].
+    """Returns one triple [3], or one for each step [steps, 3].
 
     Raises:
       ValueError: `coefficients` is no name and has no triples.
@@ -70,7 +70,7 @@ def table(coefficients: Coefficients) -> np.ndarray:
 
 
 def iterations(coefficients: Coefficients, steps: Any) -> tuple[list[Triple], Any]:
-    """A triple for each step and their number; one triple for a traced number of steps.
+    """Returns a triple for each step and their number; one triple for a traced number of steps.
 
     Raises:
       ValueError: `coefficients` are no triples, or `steps` is negative or no integer.
@@ -92,14 +92,14 @@ def segments(
     """The triples between restarts of Gram Newton-Schulz.
 
     Args:
-      triples: of all steps.
-      restarts: after how many steps it starts again; None for two steps a segment, and one more in
-        the first one where their number is odd: that takes as long as one more in the last one, and
-        the result is five times as accurate.
-      dtype: of the iteration.
+      triples: triples of all steps.
+      restarts: the steps after which the iteration restarts. None means two steps a segment, and
+        three in the first if their number is odd; three in the last segment would take equally
+        long, but the result is five times as accurate this way.
+      dtype: dtype of the iteration.
 
     Raises:
-      ValueError: `restarts` do not rise, lie outside of the iteration, or leave a segment that is
+      ValueError: `restarts` do not rise, lie outside the iteration, or leave a segment that is
         too long for `dtype`.
     """
     steps = len(triples)

@@ -1,4 +1,4 @@
-"""Which axes of a parameter are a matrix: Optax's dimension numbers of Muon."""
+"""The axes of a parameter that form a matrix: Optax's dimension numbers of Muon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 class MuonDimensionNumbers(NamedTuple):
-    """The axes of a leaf that make up a matrix, as those of `optax.contrib`.
+    """The axes of a leaf that form a matrix, as in `optax.contrib`.
 
     The other axes count matrices. By default a matrix is the last two axes; in Optax it is the
     first two.
@@ -36,7 +36,7 @@ class Axes(NamedTuple):
 
     @classmethod
     def of(cls, ndim: int, numbers: Any) -> Axes:
-        """The axes of a leaf of so many dimensions.
+        """Returns the axes of a leaf with `ndim` dimensions.
 
         Raises:
           ValueError: `numbers` name an axis twice, or one that the leaf does not have.
@@ -54,7 +54,7 @@ class Axes(NamedTuple):
         return cls(batch, reduction, output)
 
     def sizes(self, shape: Sequence[int]) -> tuple[int, int]:
-        """How many inputs and outputs a matrix has."""
+        """Returns the numbers of inputs and outputs of a matrix."""
         return tuple(math.prod(shape[i] for i in axes) for axes in self[1:])  # type: ignore[return-value]
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
@@ -64,10 +64,10 @@ class Axes(NamedTuple):
         return jnp.transpose(x, order).reshape(*batch, *self.sizes(x.shape))
 
     def sharding_of_matrices(self, sharding: NamedSharding | None) -> NamedSharding | None:
-        """How `to_matrices` of a leaf of that sharding is split.
+        """Returns how `to_matrices` of a leaf with that sharding is split.
 
         Raises:
-          ValueError: an axis is split that becomes one with others.
+          ValueError: an axis is split that is merged with other axes.
         """
         if sharding is None:
             return None
@@ -85,7 +85,7 @@ class Axes(NamedTuple):
         return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
     def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """The leaf of that shape whose matrices they are."""
+        """Undoes `to_matrices`: returns the leaf of that shape with these matrices."""
         order = [axis for axes in self for axis in axes]
         x = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
@@ -95,7 +95,7 @@ Numbers = Any | Callable[[Any], Any]
 
 
 def spread(numbers: Numbers, tree: Any) -> Any:
-    """The dimension numbers of every leaf of `tree`, None for leaves that are no matrices.
+    """Returns the dimension numbers of every leaf of `tree`, None for leaves without matrices.
 
     Args:
       numbers: None for the last two axes of all leaves that have as many; else dimension numbers,
@@ -111,14 +111,14 @@ def spread(numbers: Numbers, tree: Any) -> Any:
 
 
 def over_leaves(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """For every leaf of `tree` a `Spread` of what a prefix of the tree has for it."""
+    """Returns, for every leaf of `tree`, a `Spread` of the prefix's entry."""
     return jax.tree.map(
         lambda own, part: jax.tree.map(lambda _: Spread(own), part), prefix, tree, is_leaf=is_leaf
     )
 
 
 class Spread:
-    """A leaf that holds what may be no leaf of its own."""
+    """A leaf that holds any value, even one that is no leaf."""
 
     def __init__(self, value: Any):
         self.value = value

@@ -1,8 +1,8 @@
-"""Matrices that are split over devices, made whole on one device each, and split again.
+"""Gathers each split matrix on one device, and splits results again.
 
-Matrices that are split inside are exchanged twice. Before the iteration each device gets some of
-the matrices as a whole, and afterwards its part of all results. All leaves share one exchange,
-which for two devices is cut into chunks: copy engines bring one while another is iterated on.
+Matrices that are split inside are exchanged twice. Before the iteration each device gets some
+whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
+devices it is cut into chunks: copy engines bring a chunk while the device iterates on another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Split:
       mesh: the devices.
       spec: what each dimension of the leaf is split over.
       dim: the dimension of a matrix that is split, -2 or -1.
-      names: the mesh axes over which it is.
+      names: the mesh axes over which this dimension is split.
     """
 
     mesh: Mesh | AbstractMesh
@@ -53,10 +53,10 @@ class Split:
 
 
 def split_of(name: str, x: jax.Array, sharding: Any) -> Split | None:
-    """How the matrices of `x` are split, None if each of them is whole on some device.
+    """Returns how the matrices of `x` are split, None if some device has each matrix whole.
 
     Args:
-      name: of the argument, for messages.
+      name: name of the argument, for messages.
       x: matrices [..., m, n].
       sharding: a `NamedSharding`, or None for what the type of `x` says over explicit axes.
 
@@ -91,12 +91,12 @@ def split_of(name: str, x: jax.Array, sharding: Any) -> Split | None:
 def whole_on_one_device(
     iterate: Iterate, xs: Sequence[jax.Array], splits: Sequence[Split]
 ) -> list[jax.Array]:
-    """`iterate` of whole matrices, for leaves whose matrices are split over the same mesh axes.
+    """Runs `iterate` on whole matrices, for leaves split over the same mesh axes.
 
     Args:
-      iterate: gives results shaped like matrices [g, m, n], of one dtype.
+      iterate: returns results shaped like matrices [g, m, n], of one dtype.
       xs: leaves [..., m, n] of one dtype.
-      splits: how each is split.
+      splits: how each leaf is split.
 
     Returns:
       The results, split like the leaves.
@@ -106,7 +106,7 @@ def whole_on_one_device(
 
     def local(*parts: jax.Array) -> tuple[jax.Array, ...]:
         stacks = [x.reshape(-1, *x.shape[-2:]) for x in parts]
-        # One matrix after another, those of equal shapes in one stack, so that few are padding.
+        # Stack matrices of equal shapes, so that there is little padding.
         shapes = [(*x.shape[1:], split.dim) for x, split in zip(stacks, splits, strict=True)]
         kinds = list(dict.fromkeys(shapes))
         merged = [
@@ -125,7 +125,7 @@ def whole_on_one_device(
             for shape, part in zip(shapes, parts, strict=True)
         )
 
-    # Bits that travel have no derivative, which would be zero without a word.
+    # Refuse derivatives: those of bits that travel would silently be zero.
     run = jax.custom_jvp(
         jax.shard_map(local, mesh=first.mesh, in_specs=specs, out_specs=specs, check_vma=False)
     )
@@ -143,9 +143,9 @@ def _refuse_derivatives(*_: Any) -> NoReturn:
 def _in_chunks(
     stacks: Sequence[jax.Array], dims: Sequence[int], split: Split, iterate: Iterate
 ) -> list[jax.Array]:
-    """This device's parts of the results for stacks [g, m, n], which are split along `dims`.
+    """Returns this device's parts of the results for stacks [g, m, n], split along `dims`.
 
-    While a chunk is iterated on, one all-to-all brings the next one and takes the last results.
+    During the iteration on a chunk, one all-to-all brings the next and takes the last results.
     """
     chunks = _chunks([len(x) for x in stacks], sum(x.nbytes for x in stacks), split.devices)
     outs: list[list[jax.Array]] = [[] for _ in stacks]
@@ -173,11 +173,11 @@ def _in_chunks(
 
 
 def _chunks(counts: Sequence[int], nbytes: int, devices: int) -> list[dict[int, slice]]:
-    """Which matrices of each stack travel in a chunk, for the stacks that have some in it."""
+    """Returns, for each chunk, the matrices of each stack that travel in it."""
     number = min(MOST_CHUNKS, max(1, nbytes // CHUNK_BYTES)) if devices == 2 else 1
     chunks: list[dict[int, slice]] = [{} for _ in range(number)]
     for i, count in enumerate(counts):
-        # Whole rounds of the devices: only the last chunk is padded.
+        # Chunks are whole rounds of the devices, so that only the last chunk is padded.
         rounds = -(-count // devices)
         ends = [rounds * c // number * devices for c in range(number)] + [count]
         for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True):
@@ -196,17 +196,17 @@ class _Exchange:
 
     @property
     def own(self) -> int:
-        """How many matrices a device gets as a whole, some of which may be padding."""
+        """Number of whole matrices that a device gets, padding included."""
         return -(-self.shape[0] // self.split.devices)
 
     def to_owners(self, parts: jax.Array) -> jax.Array:
-        """[devices, elements], what each device is to have of these parts."""
+        """Returns [devices, elements], the elements of these parts for each device."""
         padding = self.own * self.split.devices - self.shape[0]
         padded = jnp.pad(parts, ((0, padding), (0, 0), (0, 0)))
         return padded.reshape(self.split.devices, -1)
 
     def gathered(self, rows: jax.Array) -> jax.Array:
-        """Whole matrices from what came from each device."""
+        """Returns whole matrices from the rows that came from each device."""
         parts = rows.reshape(self.split.devices, self.own, *self.shape[1:])
         axis = parts.ndim + self.dim
         whole = list(self.shape)
@@ -214,19 +214,19 @@ class _Exchange:
         return jnp.moveaxis(parts, 0, axis - 1).reshape(self.own, *whole[1:])
 
     def to_parts(self, wholes: jax.Array) -> jax.Array:
-        """[devices, elements], the parts of each device of these matrices."""
+        """Returns [devices, elements], each device's parts of these matrices."""
         shape = [self.own, *self.shape[1:]]
         axis = len(shape) + self.dim
         parts = wholes.reshape(*shape[:axis], self.split.devices, *shape[axis:])
         return jnp.moveaxis(parts, axis, 0).reshape(self.split.devices, -1)
 
     def scattered(self, rows: jax.Array) -> jax.Array:
-        """This device's part of all matrices."""
+        """Returns this device's part of all matrices."""
         return rows.reshape(-1, *self.shape[1:])[: self.shape[0]]
 
 
 class _Leg(NamedTuple):
-    """One way of the exchange of some stacks."""
+    """One direction of the exchange of some stacks."""
 
     arrays: Sequence[jax.Array]
     plan: Sequence[_Exchange]
@@ -237,10 +237,10 @@ class _Leg(NamedTuple):
 def _exchanged(
     legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
 ) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
-    """The result of each leg: one all-to-all of them all, of bits, which nothing converts.
+    """Returns the result of each leg, from one all-to-all of bits for all legs.
 
-    Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
-    kernel, which waits for all that it reads.
+    Also returns `later`, for what is sent afterwards. Otherwise XLA would pack several chunks in
+    one kernel, which waits for all of its inputs.
     """
     if not legs:
         return [], later
@@ -266,7 +266,7 @@ def _exchanged(
 def _all_to_all(
     rows: jax.Array, names: Names, later: Sequence[jax.Array]
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """Row i of each device goes to device i, where the rows are in the order of their devices."""
+    """Sends row i of each device to device i, which gets rows in the order of their devices."""
     if len(rows) != 2:
         came = lax.all_to_all(rows, names, split_axis=0, concat_axis=0, tiled=True)
         return barrier((came, later))

@@ -1,11 +1,11 @@
 """Newton-Schulz iterations of lists of stacks of matrices, in grouped launches.
 
 Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of matrices X, which
-are described as wide. Tall ones stay as they are stored: they have X^T X for X X^T and X P for P X.
-The standard one multiplies X in every step. Gram Newton-Schulz
+are described as wide. Tall matrices are not transposed: X^T X and X P replace X X^T and P X. The
+standard method multiplies X in every step. Gram Newton-Schulz
 (https://github.com/Dao-AILab/gram-newton-schulz) iterates on small square matrices instead, which
-are polynomials of R = X X^T: they commute, so that all products are symmetric and half of each is
-computed. X is multiplied once a segment.
+are polynomials of R = X X^T. They commute, so products are symmetric, and half of each is computed.
+X is multiplied once in each segment.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Scales = list[jax.Array]  # [g] of each stack
 
 
 class Products:
-    """The products of one call, with bits that depend on each matrix alone."""
+    """The products of a call; the bits of a result depend only on its own matrices."""
 
     def __init__(self, implementation: Implementation, is_tall: Sequence[bool]):
         self._implementation = implementation
         self._is_tall = is_tall
 
     def _update(self, factors: dict[str, Any], c: Any = None, **options: Any) -> Stacks:
-        """Both triangles. No tile is cut: where it is depends on how many there are."""
+        """Computes both triangles, without cut tiles: cuts depend on the number of matrices."""
         results = update(
             factors,
             c,
@@ -57,7 +57,7 @@ class Products:
         return outs
 
     def polynomial(self, rs: Stacks, triple: Triple, scales: Scales | None = None) -> Stacks:
-        """a I + b R + c R^2, of R times the square of the scale of its matrix, if there are any."""
+        """a I + b R + c R^2, with R times the squared scale of its matrix if there are scales."""
         a, b, c = triple
         if scales is None:
             return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a)
@@ -81,7 +81,7 @@ class Products:
         )
 
     def traces(self, rs: Stacks) -> Scales:
-        """The sum of each diagonal, in an order that does not depend on how many there are."""
+        """Sums each diagonal, in an order that does not depend on the number of matrices."""
         rows = [jnp.diagonal(r, axis1=1, axis2=2)[:, None] for r in rs]
         sums = grouped_gemm(
             rows,
@@ -99,11 +99,11 @@ Precondition = Callable[[Products, Stacks], Scales]
 def frobenius(eps: Scales) -> Precondition:
     """Divides X by its Frobenius norm plus `eps`, from the trace of R.
 
-    XLA adds up squares in an order that depends on how many matrices there are, the kernels do not.
+    XLA's order of adding squares depends on the number of matrices; the kernels' order does not.
     """
 
     def scales(products: Products, rs: Stacks) -> Scales:
-        # A matrix of zeros stays one.
+        # A matrix of zeros stays zero.
         return [
             jnp.where(trace > 0, 1 / (jnp.sqrt(trace) + own), 1)
             for trace, own in zip(products.traces(rs), eps, strict=True)
@@ -155,5 +155,5 @@ def gram(
 
 
 def traced(xs: Stacks, steps: jax.Array, triple: Triple, products: Products) -> Stacks:
-    """`standard`, of a traced number of steps."""
+    """Runs `standard` for a traced number of steps."""
     return jax.lax.fori_loop(0, steps, lambda _, xs: standard(xs, [triple], products), xs)

@@ -25,14 +25,14 @@ from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
 from jax_grouped_gemm._src.muon.exchange import Split, split_of, whole_on_one_device
 
-# No class: `optax.inject_hyperparams` takes whatever can be called for a schedule.
+# Not a class: `optax.inject_hyperparams` takes any callable for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
 
 Method = Literal["auto", "gram", "standard"]
 Preconditioning = Literal["frobenius", "schatten"]
 
-# From this ratio `a` of sides on, Gram Newton-Schulz multiplies less: 6 a + 14 against 15 a + 5
-# cubes of the shorter side.
+# At this ratio `a` of sides or more, Gram Newton-Schulz multiplies less: 6 a + 14 instead of
+# 15 a + 5 cubes of the shorter side.
 LEAST_GRAM_RATIO = 1.2
 
 
@@ -118,7 +118,7 @@ def orthogonalize(
         raise ValueError("preconditioning='schatten' needs a static number of steps")
 
     def iterate(xs: list[jax.Array]) -> list[jax.Array]:
-        """Results in `dtype` of matrices [..., m, n]."""
+        """Iterates on matrices [..., m, n], with results in `dtype`."""
         outs: list[jax.Array] = list(xs)
         for is_gram in (False, True):
             own = [i for i, x in enumerate(xs) if _takes_gram(x, method, dtype) == is_gram]
@@ -164,7 +164,7 @@ def orthogonalize(
 
 
 def _together(splits: Mapping[int, Split | None]) -> list[list[int]]:
-    """The entries that are iterated on in one go: those that are exchanged in the same way."""
+    """Groups entries that are exchanged in the same way, to iterate on each group together."""
     groups: dict[Any, list[int]] = {}
     for i, split in splits.items():
         groups.setdefault(split and (split.mesh, split.names), []).append(i)
@@ -172,7 +172,7 @@ def _together(splits: Mapping[int, Split | None]) -> list[list[int]]:
 
 
 def _travelling(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """In 16 bits, if the iteration is. bfloat16 has the exponents of float32."""
+    """Rounds to bfloat16, with float32's exponents, if the iteration is in 16 bits."""
     if dtype.itemsize > 2:
         return x.astype(at_least_float32(x.dtype))
     return x if x.dtype == jnp.float16 else x.astype(jnp.bfloat16)
@@ -193,7 +193,7 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
 
 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:
-    """Decides by the shape of a matrix alone, whatever else is in the call."""
+    """Whether to take "gram"; depends only on the matrix's shape, not on others in the call."""
     if method == "auto":
         shorter, longer = sorted(x.shape[-2:])
         return dtype == jnp.float16 and longer >= LEAST_GRAM_RATIO * shorter
@@ -218,7 +218,7 @@ def _checked_matrices(matrices: Iterable[jax.Array]) -> list[jax.Array]:
 
 
 def _scales(scale: ArrayLike | Sequence[ArrayLike], count: int) -> list[ArrayLike]:
-    """A number for each entry."""
+    """Returns a number for each entry."""
     scales = list(scale) if isinstance(scale, Sequence) else [scale] * count
     if len(scales) != count:
         raise ValueError(f"scale has {len(scales)} entries, but matrices has {count}")
@@ -233,38 +233,38 @@ def _is_tall(x: jax.Array) -> bool:
 
 
 def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
-    """Scaled so that no singular value exceeds one."""
+    """Scales matrices so that no singular value exceeds one."""
     x = x.astype(at_least_float32(x.dtype))
     return x / (_norm(x)[..., None, None] + eps)
 
 
 def _norm(x: jax.Array) -> jax.Array:
-    """Frobenius norms, also where squares would be too small for float32."""
+    """Returns Frobenius norms, also where squares would be too small for float32."""
     small, large = 2.0**-40, 2.0**64
     norm = jnp.linalg.norm(x, axis=(-2, -1))
     return jnp.where(norm < small, jnp.linalg.norm(x * large, axis=(-2, -1)) / large, norm)
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """For each matrix [g], the power of two that brings its Frobenius norm to 1/2 up to 1.
+    """Returns [g], the power of two that brings each Frobenius norm between 1/2 and 1.
 
-    In floating point that is exact, whatever the last bits of the norm.
+    Scaling by it is exact in floating point, and ignores the last bits of the norm.
     """
     norm = _norm(x.astype(at_least_float32(x.dtype)))
-    # By bits: `jnp.frexp` of a norm that is split gathers it in JAX 0.12.
+    # Work on bits, because `jnp.frexp` of a split norm gathers it in JAX 0.12.
     biased = lax.bitcast_convert_type(norm.astype(jnp.float32), jnp.int32) >> 23
-    # A matrix without a norm in float32 is as good as zero, and stays as it is.
+    # A matrix whose norm underflows float32 counts as zero, and stays unscaled.
     inverse = jnp.where(biased == 0, 127, jnp.clip(253 - biased, 1, 253))
     return lax.bitcast_convert_type(inverse << 23, jnp.float32)
 
 
 def _times(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Matrices times a number for each."""
+    """Multiplies each matrix by its number."""
     return x.astype(scale.dtype) * scale[:, None, None]
 
 
 def _scaled(x: jax.Array, scale: ArrayLike, dtype: np.dtype) -> jax.Array:
-    """Times a number, rounded once: a scale may be too small or too large for 16 bits."""
+    """Multiplies by a number that may not fit 16 bits, and rounds once."""
     if isinstance(scale, int | float) and scale == 1:
         return x.astype(dtype)
     wide = x.astype(at_least_float32(dtype))

@@ -1,4 +1,4 @@
-"""States of Muon: the one of version 0.1, and the way from checkpoints to a state of today."""
+"""States of Muon: that of version 0.1, and loading checkpoints into today's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax.export import register_namedtuple_serialization
 State = TypeVar("State")
 Path = tuple[str, ...]
 
-# The name that comes before the parts of a partition in paths of Optax's states.
+# The name before the parts of a partition, in paths of Optax's states.
 _PARTS = "inner_states"
 
 
@@ -30,8 +30,8 @@ def load_muon_state(state: State, checkpoint: Any) -> State:
     """Returns the state of an optimiser that continues from a checkpoint.
 
     Args:
-      state: of the optimiser as it is now: `optimizer.init(params)`, alone or within a chain or a
-        partition of Optax's.
+      state: today's state of the optimiser: `optimizer.init(params)`, alone or within a chain or a
+        partition of Optax.
       checkpoint: a saved state of `muon`, of `optax.contrib.muon` with the same dimension numbers,
         or the `MuonState` of version 0.1, in the same place of the same chain. It may be the state
         objects, or nested dictionaries and lists, as a checkpoint is restored without a target.
@@ -46,7 +46,7 @@ def load_muon_state(state: State, checkpoint: Any) -> State:
 
     def load(path, leaf):
         name = _name(path)
-        # It belongs to the optimiser, and not to what that has seen.
+        # This value belongs to the optimiser's options, not to its history.
         if name[-1:] == ("ns_coeffs",):
             return leaf
         found = next((saved[x] for x in _places(name) if x in saved), None)
@@ -69,7 +69,7 @@ def _name(path: Any) -> Path:
 
 
 def _places(name: Path) -> list[Path]:
-    """Where the array of that name may be in a checkpoint: the same place, or 0.1's."""
+    """Returns places of the array of that name in a checkpoint: the same place, or that of 0.1."""
     # prefix / inner_states / group / inner_state / index / field / parameter
     parts = [i for i, part in enumerate(name) if part == _PARTS]
     return [name, *((*name[:i], *name[i + 4 :]) for i in parts)]

@@ -62,7 +62,7 @@ def scale_by_muon(
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
       beta: decay of the mean of gradients.
-      mu_dtype: of the mean of gradients; None: that of the parameters.
+      mu_dtype: dtype of the mean of gradients; None means that of the parameters.
       nesterov: whether to look ahead by one gradient.
       adaptive: whether updates are multiplied by their dot product with the mean gradient before
         orthogonalisation.
@@ -70,7 +70,7 @@ def scale_by_muon(
         are not offered.
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
         of them, a prefix of the parameters' tree; or a function of the parameters that returns
-        one. None: the last two axes.
+        one. None means the last two axes.
       shardings: a tree of `NamedSharding`s or None, a prefix of the parameters' tree, for matrices
         whose rows or columns are split over auto axes of a mesh. See `orthogonalize`.
       dtype, method, restarts, implementation: as for `orthogonalize`.
@@ -88,7 +88,7 @@ def scale_by_muon(
     checked_boolean("nesterov", nesterov)
     checked_boolean("adaptive", adaptive)
     checked_implementation(implementation)
-    # Raised here, what update would raise.
+    # Raise the errors of `update` already here.
     iterations(ns_coeffs, ns_steps)
     iterate = functools.partial(
         orthogonalize,
@@ -117,7 +117,7 @@ def scale_by_muon(
         structure: Any
         leaves, structure = jax.tree.flatten(gradients)
         old = structure.flatten_up_to(state.mu)
-        # The largest count stays what it is, so that it never becomes negative.
+        # Saturate the count, so that it never becomes negative.
         count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
         mus = [_mean(beta, mu, g) for mu, g in zip(old, leaves, strict=True)]
         directions = [
@@ -186,8 +186,8 @@ def muon(
         learning rate. Needs `params` in `update`.
       weight_decay_mask: tree of booleans, a prefix of the parameters' tree, or a function of the
         parameters that returns one: which matrices decay. None: all.
-      adam_b1, adam_b2, adam_eps_root, adam_weight_decay: AdamW's.
-      adam_learning_rate: as `learning_rate`, for AdamW; None: the same.
+      adam_b1, adam_b2, adam_eps_root, adam_weight_decay: options of AdamW.
+      adam_learning_rate: as `learning_rate`, for AdamW; None means the same.
       muon_weight_dimension_numbers: as for `scale_by_muon`; None for a leaf gives it AdamW. None
         for all: the last two axes of leaves with two or more axes.
       consistent_rms: if given, orthogonalised updates are scaled by
@@ -259,7 +259,7 @@ def _check_preconditioning(name: str) -> None:
 
 
 def _axes(numbers: Numbers, tree: Any) -> list[Axes]:
-    """The axes of every leaf, each of which must be matrices."""
+    """Returns the axes of every leaf, all of which must be matrices."""
     axes = []
     for path, x in jax.tree_util.tree_leaves_with_path(
         jax.tree.map(lambda own, x: (own, x), spread(numbers, tree), tree),
@@ -292,7 +292,7 @@ def _of_matrices(
 def _scale_by_shape(
     optax: Any, numbers: Numbers, consistent_rms: ArrayLike | None
 ) -> optax.GradientTransformation:
-    """Multiplies updates by a factor that their matrices' shape gives."""
+    """Multiplies updates by a factor that depends on the shape of their matrices."""
 
     def factor(fan_in, fan_out):
         if consistent_rms is not None:
@@ -304,7 +304,7 @@ def _scale_by_shape(
         structure: Any
         leaves, structure = jax.tree.flatten(updates)
         axes = _axes(numbers, updates)
-        # The terms that follow are added up in float32, and rounded once.
+        # Add up the following terms in float32, and round once.
         wide = _widened(leaves)
         scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, wide, strict=True)]
         return structure.unflatten(scaled), state
@@ -313,7 +313,7 @@ def _scale_by_shape(
 
 
 def _decayed_weights(optax: Any, decay: ArrayLike, mask: Any) -> optax.GradientTransformation:
-    """`optax.add_decayed_weights`, which needs no parameters where nothing decays."""
+    """Returns `optax.add_decayed_weights`, without need of parameters if nothing decays."""
     decayed = optax.add_decayed_weights(decay, mask)
     if not (isinstance(decay, int | float) and decay == 0):
         return decayed
@@ -327,7 +327,7 @@ def _in_float32(
     partition: optax.GradientTransformationExtraArgs,
     labels: Callable[[Any], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """`partition` with AdamW's sums in float32 at least, and updates rounded once."""
+    """Returns `partition` with AdamW's sums in float32 at least, and updates rounded once."""
 
     def update(updates, state, params=None, **extra):
         if isinstance(state, MuonState):
@@ -349,7 +349,7 @@ def _in_float32(
 
 
 def _momenta(optax: Any, state: Any) -> Any:
-    """The mean gradients of all leaves."""
+    """Returns the mean gradients of all leaves."""
 
     def is_masked(x):
         return isinstance(x, optax.MaskedNode)
@@ -359,7 +359,7 @@ def _momenta(optax: Any, state: Any) -> Any:
 
 
 def _promoted(gradient: jax.Array, mu: jax.Array) -> np.dtype:
-    """The dtype of an update."""
+    """Returns the dtype of an update."""
     return jnp.promote_types(gradient.dtype, mu.dtype)
 
 
@@ -372,13 +372,13 @@ def _widened(tree: Any) -> Any:
 
 
 def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
-    """The exponentially decaying mean of what `old` is the mean of, and `new`."""
+    """Updates the exponentially decaying mean `old` with `new`."""
     dtype = at_least_float32(_promoted(new, old))
     return decay * old.astype(dtype) + (1 - decay) * new.astype(dtype)
 
 
 def _unbiased(decay: Any, mean: jax.Array, count: jax.Array) -> jax.Array:
-    """A mean of `count` values that began with zero, without the share of that zero."""
+    """Corrects the bias of a mean of `count` values that began with zero."""
     return mean / (1 - decay ** count.astype(float)).astype(mean.dtype)
 
 

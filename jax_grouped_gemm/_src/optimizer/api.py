@@ -50,13 +50,13 @@ register_namedtuple_serialization(
 )
 
 
-# Equal to itself alone, since numbers and masks may be arrays and trees.
+# Compared by identity, since numbers and masks may be arrays and trees.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Optimizer:
     """An optimiser whose steps write the FP8 weights of the next forward pass.
 
-    It has `step` instead of Optax's `update`. `update` returns differences, and separate passes
-    would have to add them to the weights and quantise the result:
+    It has `step` instead of Optax's `update`, because `update` returns differences, which separate
+    passes would have to add to the weights before quantising the result:
 
         optimizer = optim.adamw(1e-3, recipe=recipe)
         state = optimizer.init(params)
@@ -73,8 +73,8 @@ class Optimizer:
 
     Attributes:
       rule: how weights change.
-      recipe: that of the layers.
-      select: a function of a tuple, the names of a leaf, and of the leaf. It returns whether the
+      recipe: recipe of the layers.
+      select: a function of the names of a leaf, a tuple, and of the leaf. It returns whether the
         leaf is quantised. Other leaves are updated in the same step.
       max_norm: if given, gradients are scaled down to this global norm, as
         `optax.clip_by_global_norm` does.
@@ -99,7 +99,7 @@ class Optimizer:
         object.__setattr__(self, "implementation", checked_implementation(self.implementation))
 
     def init(self, params: Any) -> OptimizerState:
-        """The state for `params`.
+        """Returns the state for `params`.
 
         Parameters of 16 bits get a float32 copy in the state, and steps optimise this copy.
 
@@ -115,15 +115,15 @@ class Optimizer:
 
         Args:
           params: the parameters.
-          state: where the float32 copies of parameters of 16 bits are, if there are any.
+          state: the state that has float32 copies of parameters of 16 bits, if there are any.
         """
         return self._quantized(params, params if state is None else _masters(params, state.master))
 
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-        """`params` with the quantised leaves in `dtype`, to differentiate a loss by.
+        """Returns `params` with the quantised leaves in `dtype`, to differentiate a loss by.
 
-        Their gradients then have 16 bits too, so the step reads fewer bytes. Layers read the
-        quantised weights, so XLA removes the unused casts.
+        Gradients of these leaves then have 16 bits too, so the step reads fewer bytes. Layers read
+        the quantised weights, so XLA removes the unused casts.
         """
         dtype = canonical_dtype("dtype", dtype)
 
@@ -142,12 +142,12 @@ class Optimizer:
         factor: ArrayLike = 1.0,
         applies: ArrayLike = True,
     ) -> tuple[Any, OptimizerState]:
-        """The parameters and the state after one step.
+        """Returns the parameters and the state after one step.
 
         Args:
           params: the parameters.
-          gradients: shaped like them, of any floating-point dtype. The kernels read bfloat16 and
-            float32; others are converted first.
+          gradients: shaped like `params`, of any floating-point dtype. Kernels read bfloat16 and
+            float32; other dtypes are converted first.
           state: from `init` or the last step.
           factor: gradients are first multiplied by this number, such as the inverse of a loss scale
             or of the number of microbatches. May be traced.
@@ -194,7 +194,7 @@ class Optimizer:
         )
 
     def _options(self, member: Member) -> Options:
-        """The options of the step of one leaf of a group."""
+        """Returns the options of the step of one leaf of a group."""
         return Options(
             self.recipe.power_of_two_scales, self.implementation, member.part, member.parts
         )
@@ -229,7 +229,7 @@ def _is_short(x: jax.Array) -> bool:
 
 
 def _masters(params: Any, master: Any) -> Any:
-    """The weights that are optimised: `master` where there is one, else the parameters."""
+    """Returns the weights to optimise: `master` where there is one, else the parameters."""
     return jax.tree.map(lambda p, m: p if m is None else m, params, master)
 
 
@@ -273,16 +273,16 @@ def adamw(
         traced.
       b1, b2: decay rates of the mean of gradients and of the mean of their squares.
       eps, eps_root: added to the root of the mean square, and under it.
-      mu_dtype: of the mean of gradients, float32 (None) or bfloat16.
+      mu_dtype: dtype of the mean of gradients, float32 (None) or bfloat16.
       weight_decay: a number or a function of the number of earlier steps; float32 weights times
         this and the learning rate are subtracted.
       mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
-        that returns one: which leaves decay. None: all.
+        that returns one, for the leaves that decay. None means all.
       nesterov: whether to look ahead by one gradient.
       recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
-      select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
-        of three dimensions or more.
-      nu_dtype: of the mean of squares, float32 (None) or bfloat16.
+      select: the leaves to quantise, see `Optimizer`. By default leaves named wi_0, wi_1 and wo
+        with three dimensions or more.
+      nu_dtype: dtype of the mean of squares, float32 (None) or bfloat16.
       max_norm, skip_nonfinite, implementation: see `Optimizer`.
 
     Raises:

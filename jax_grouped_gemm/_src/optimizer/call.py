@@ -1,4 +1,4 @@
-"""Calls of the steps of an optimiser, one custom call each, which updates everything in place."""
+"""Calls of the steps of an optimiser: one custom call each, which updates all in place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _call(target: str, plan: UpdatePlan, operands: tuple[jax.Array, ...]) -> lis
         ),
         *(x.reshape(problem.shape) for x in copies),
     ]
-    # A form that is not wanted is an operand without elements.
+    # An unwanted form is an operand without elements.
     present = [True] * len(stacks)
     present += [layout.plain] * 2 + [layout.transposed] * 2 + [layout.copied]
     rest = iter(flat)

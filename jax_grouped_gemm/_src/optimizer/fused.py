@@ -1,4 +1,4 @@
-"""Steps of matrices with their FP8 forms, whatever their shape."""
+"""Steps of matrices of any shape with their FP8 forms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.optimizer.problem import Layout
 class Weights(NamedTuple):
     """Matrices [..., k, n] in all forms that a step writes.
 
-    Forms may be joined, see `Layout`: then they have the columns of several matrices.
+    Joined forms have the columns of several matrices, see `Layout`.
     """
 
     master: jax.Array  # float32
@@ -28,8 +28,8 @@ class Options(NamedTuple):
 
     power_of_two: bool
     implementation: Implementation
-    part: int = 0  # which of the matrices of joined forms this is
-    parts: int = 1  # how many there are
+    part: int = 0  # index of this matrix in joined forms
+    parts: int = 1  # number of matrices in joined forms
 
 
 def adamw(
@@ -40,7 +40,7 @@ def adamw(
     weights: Weights,
     options: Options,
 ) -> tuple[jax.Array, jax.Array, Weights]:
-    """The new mean, square and weights; `scalars` [12] are an `AdamwScalars`."""
+    """Returns the new mean, square and weights; `scalars` [12] are an `AdamwScalars`."""
     layout = _layout(weights, options)
     new_mean, new_square, *rest = primitive.adamw_quantized(
         scalars, gradient, mean, square, *_operands(weights), **_params(layout, options)
@@ -49,7 +49,7 @@ def adamw(
 
 
 def apply(applies: jax.Array, update: jax.Array, weights: Weights, options: Options) -> Weights:
-    """The new weights, old + update, unless `applies` [1] is 0."""
+    """Returns the new weights, old + update, unless `applies` [1] is 0."""
     layout = _layout(weights, options)
     results = primitive.apply_and_quantize(
         applies, update, *_operands(weights), **_params(layout, options)
@@ -79,7 +79,7 @@ def _operands(weights: Weights) -> list[jax.Array]:
 
 
 def _weights(results: Sequence[jax.Array], old: Weights) -> Weights:
-    """Results of a primitive in the order of its operands."""
+    """Returns weights from results of a primitive in the order of its operands."""
     master, *rest = results
     copy = None if old.copy is None else rest.pop()
     return Weights(master, tuple(rest), copy)

@@ -1,4 +1,4 @@
-"""Plans of the steps of an optimiser: by the kernel, or by the reference and why."""
+"""Plans of the steps of an optimiser: the kernel, or the reference with a reason."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The steps of an optimiser: shapes and semantics are those of the references.
 
-Neither has a derivative. Operands are numbers of the step, float32, the gradient or update, and
-what the step changes: moments, float32 weights, the weights' forms, of which the results have the
-shapes and dtypes. Parameters: those of `Layout`, power_of_two and implementation.
+No step has a derivative. Operands are float32 numbers of the step, the gradient or update, and the
+arrays that the step changes: moments, float32 weights, and the weights' forms. Results have the
+shapes and dtypes of these arrays. Parameters: those of `Layout`, power_of_two and implementation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.optimizer import call, plan, reference
 from jax_grouped_gemm._src.optimizer.problem import Layout
 from jax_grouped_gemm._src.partition import Dims
 
-_NUM_NUMBERS = 2  # operands that are no result: numbers of the step, and the gradient or update
+_NUM_NUMBERS = 2  # operands that do not change: numbers of the step, and the gradient or update
 
 
 def _update(name: str, target: str, run: Any, of_reference: Any) -> Op:
@@ -48,7 +48,7 @@ def _update(name: str, target: str, run: Any, of_reference: Any) -> Op:
 
 
 def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Matrices are independent, and so are blocks of them. Joined columns belong together."""
+    """Names dimensions: matrices and their blocks are independent, joined columns stay whole."""
     layout = Layout.of(params)
     forms, whole, blocks = letters_of_blocks(
         plain=layout.plain, transposed=layout.transposed, joined=layout.is_joined
@@ -61,7 +61,7 @@ def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dim
 
 
 def _batching(op: Op) -> Callable[..., Any]:
-    """A mapped axis is one more leading dimension, or a loop where the numbers of the step differ
+    """Makes a mapped axis one more leading dimension, or a loop if the numbers of the step differ
     along it."""
 
     def rule(operands, dims, **params):

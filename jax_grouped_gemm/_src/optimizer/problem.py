@@ -1,4 +1,4 @@
-"""The problem of one step of an optimiser: matrices, their FP8 forms, and how those are joined."""
+"""The problem of one step of an optimiser: matrices and their FP8 forms, which may be joined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AdamwScalars(NamedTuple):
         size = sqrt(square_factor * square + inner_epsilon) + epsilon
         master -= (mean_rate * mean + gradient_rate * g) / size + decay * master
 
-    unless `applies` is zero: then nothing changes.
+    If `applies` is zero, nothing changes.
     """
 
     applies: Any
@@ -51,7 +51,7 @@ class Layout:
       plain: whether there are values [..., k, n] and scales [..., k / 128, n / 128].
       transposed: whether there are values [..., n, k] and scales [..., n / 128, k / 128].
       copied: whether there is a copy of the matrices in 16 bits.
-      part, parts: which of the stacks this is, of how many.
+      part, parts: index of this stack, and number of stacks.
     """
 
     plain: bool
@@ -62,7 +62,7 @@ class Layout:
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Layout:
-        """The layout that a primitive's parameters describe."""
+        """Returns the layout that a primitive's parameters describe."""
         return cls(**{field.name: params[field.name] for field in dataclasses.fields(cls)})
 
     @property
@@ -101,9 +101,9 @@ class UpdateProblem:
     Attributes:
       op: name of the primitive.
       shape: [matrices, k, n].
-      dtypes: of the gradient or update, and of the moments if there are any.
-      dtype: of the FP8 weights.
-      layout: how operands are given.
+      dtypes: dtypes of the gradient or update, and of the moments if there are any.
+      dtype: dtype of the FP8 weights.
+      layout: layout of the operands.
       power_of_two: whether scales are rounded up to powers of two.
     """
 

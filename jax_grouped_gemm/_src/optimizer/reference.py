@@ -1,6 +1,6 @@
-"""Steps of an optimiser in pure JAX. FP8 weights have the bits of `quantize_weights` of the result.
+"""Steps of an optimiser in pure JAX, with FP8 weights that equal `quantize_weights` of the result.
 
-Float32 results differ from those of the kernels by rounding: a GPU adds and multiplies in one.
+Float32 results differ from the kernels' by rounding, because a GPU uses fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_SCALARS = len(AdamwScalars._fields)
 def adamw_step(
     scalars: AdamwScalars, gradient: jax.Array, mean: jax.Array, square: jax.Array, master: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The new mean, square and float32 weights, whether the step applies or not."""
+    """Returns the new mean, square and float32 weights, whether or not the step applies."""
     s = scalars
     g = gradient.astype(jnp.float32) * s.gradient_factor
     new_mean = s.mean_share * g + s.mean_decay * mean.astype(jnp.float32)
@@ -51,8 +51,7 @@ def adamw_quantized(
       scalars: float32 [12], `AdamwScalars`.
       gradient, mean, square: like `master`, bfloat16 or float32.
       master: float32 matrices, as `Layout` says.
-      forms: values and scales of the old weights as they are, and transposed; and a copy in 16
-        bits.
+      forms: values and scales of the old weights, plain and transposed; and a copy in 16 bits.
 
     Returns:
       mean, square, master and forms after the step.
@@ -71,7 +70,7 @@ def apply_and_quantize(
     power_of_two: bool,
     **layout: Any,
 ) -> list[jax.Array]:
-    """`master` + `update`, see `adamw_quantized`; `applies` is float32 [1]."""
+    """Returns `master` + `update`, see `adamw_quantized`; `applies` is float32 [1]."""
     new = master + update.astype(jnp.float32)
     new_forms = _new_forms(Layout(**layout), new, forms, power_of_two)
     return _if(applies[0], [new, *new_forms], [master, *forms])
@@ -110,7 +109,7 @@ def _new_forms(
 
 
 def _placed(layout: Layout, old: jax.Array, part: jax.Array, axis: int) -> jax.Array:
-    """`old` with the columns of `part` in their place."""
+    """Returns `old` with the columns of `part` in their place."""
     if not layout.is_joined:
         return part
     start = layout.part * part.shape[axis]

@@ -1,4 +1,4 @@
-"""How optimisers change float32 weights: AdamW, and whatever an Optax transformation does."""
+"""Rules that change float32 weights: AdamW, and any Optax transformation."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ class Rule(Protocol):
     """How an optimiser changes float32 weights."""
 
     def init(self, masters: Any) -> Any:
-        """The state for a tree of weights."""
+        """Returns the state for a tree of weights."""
 
     def begin(
         self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
     ) -> Step:
-        """The update of each leaf in one step."""
+        """Returns the update of each leaf in one step."""
 
 
 class Step(Protocol):
     """One step of a `Rule`, leaf by leaf; leaves are counted as `jax.tree.leaves` does."""
 
     def plain(self, leaf: int, master: jax.Array) -> jax.Array:
-        """The new weights of a leaf that is not quantised."""
+        """Returns the new weights of a leaf that is not quantised."""
 
     def fused(self, leaf: int, weights: Weights, options: Options) -> Weights:
-        """The new weights of one that is."""
+        """Returns the new weights of a quantised leaf."""
 
     def end(self) -> Any:
-        """The new state of the rule, once each leaf was asked for."""
+        """Returns the new state of the rule, after the updates of all leaves."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class AdamW:
         else:
             spread = jax.tree.map(lambda m, part: jax.tree.map(lambda _: m, part), mask, masters)
             masks = structure.flatten_up_to(spread)
-        # The largest count stays what it is, so that it never becomes negative.
+        # Saturate the count, so that it never becomes negative.
         count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
         return _AdamWStep(
             structure,
@@ -162,7 +162,7 @@ class _AdamWStep:
 
 
 def _readable(x: jax.Array) -> jax.Array:
-    """A gradient or update in a dtype that the kernels read."""
+    """Returns a gradient or update in a dtype that the kernels read."""
     return x if x.dtype in MOMENT_DTYPES else x.astype(jnp.float32)
 
 

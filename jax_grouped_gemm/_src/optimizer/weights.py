@@ -1,4 +1,4 @@
-"""Which leaves of a tree of parameters are quantised, and in what they are kept."""
+"""Chooses leaves of a tree of parameters to quantise, and groups them in quantised arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Member:
 
     Attributes:
       leaf: its index among all leaves.
-      part, parts: which of the matrices next to each other it is, of how many.
+      part, parts: index among the matrices that are joined, and their number.
     """
 
     leaf: int
@@ -48,7 +48,7 @@ class Group:
     """Leaves that are quantised together: those of an MLP, or one leaf.
 
     Attributes:
-      path: where the result is in the tree of all.
+      path: the place of the result in the tree of all quantised weights.
       members: the leaves of each array, one after the other.
     """
 

@@ -40,8 +40,8 @@ def quantize(
         q = jgg.quantize(w, "mxfp4")
         y = jgg.ragged_dot(x, q, group_sizes)
 
-    It quantises one matrix after the other, so temporary memory is for one matrix only. Call it
-    once, when weights are loaded, and not inside a training or decoding step. Numbers are rounded
+    Matrices are quantised one after the other, so temporary memory is for one matrix only. Call
+    it once, when weights are loaded, not inside a training or decoding step. Numbers are rounded
     to the nearest, ties to even. A block, group or column with an infinity or NaN becomes NaN.
 
     | format | a weight is | scale |
@@ -155,14 +155,14 @@ def of_stored(
     format: Format,
     leading: tuple[int, ...],
 ) -> QuantizedArray:
-    """Packs matrices that are stored in some form, one after the other.
+    """Packs matrices one after the other, from any stored form.
 
     Args:
-      read: gives the `Codes` of one matrix from its arrays; a function of a module, since it is
-        part of the key of a cache.
+      read: returns the `Codes` of one matrix from its arrays. Must be a module's function, since
+        it is part of the key of a cache.
       stored: a pytree of arrays, which all begin with the dimensions `leading`.
       matrix: k and n.
-      format: that of the codes.
+      format: format of the codes.
       leading: the dimensions in front of a matrix.
 
     Raises:
@@ -185,7 +185,7 @@ def _as_they_are(codes: Codes) -> Codes:
 
 
 def checked(name: str, q: Any) -> QuantizedArray:
-    """`q` if it is a `QuantizedArray`, else a `TypeError`."""
+    """Returns `q` if it is a `QuantizedArray`; raises a `TypeError` otherwise."""
     if not isinstance(q, QuantizedArray):
         raise TypeError(f"{name} must be a QuantizedArray, got {type(q).__name__}")
     return q
@@ -198,7 +198,7 @@ def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
         if want is None or x is None:
             continue
         kinds = {jnp.issubdtype(each.dtype, jnp.floating) for each in (x, want)}
-        # A cast would change codes of 8 bits. Others have room in any dtype of their kind.
+        # A cast would change codes of 8 bits. Smaller codes fit any dtype of their kind.
         fits = len(kinds) == 1 and (name != "codes" or format.bits < 8)
         if x.shape != want.shape or not (fits or x.dtype == want.dtype):
             raise TypeError(
@@ -209,7 +209,7 @@ def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _codes_of(format: Format, matrix: Matrix) -> Codes:
-    """Shapes and dtypes of the codes of one matrix."""
+    """Returns shapes and dtypes of the codes of one matrix."""
     functions = functions_of(format)
 
     def unpacked(x: jax.Array) -> Codes:
@@ -249,7 +249,7 @@ def _packed(
 
 
 def _each(function: Any, arrays: Any, leading: tuple[int, ...]) -> Any:
-    """`function` of one matrix after the other."""
+    """Applies `function` to one matrix after the other."""
     if not leading:
         return function(arrays)
     rank, count = len(leading), math.prod(leading)

@@ -39,8 +39,8 @@ class QuantizedArray:
 
     Attributes:
       values: the elements as the format stores them.
-      scales: those of groups or blocks, or None.
-      channel_scales: float32, the scales of columns, or None.
+      scales: scales of groups or blocks, or None.
+      channel_scales: float32, scales of columns, or None.
       zero_points: uint8, the zero points of groups, or None.
       format: a `Format`, static.
       matrix: k and n. If the arrays are slices along k or n, as in `jax.shard_map`, these are the
@@ -161,11 +161,11 @@ class QuantizedArray:
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
-        """The arrays that there are, by name."""
+        """Returns the arrays by name, without those that are None."""
         return {name: x for name, x in self._parts._asdict().items() if x is not None}
 
     def unpack(self) -> Codes:
-        """The codes [..., k, n], scales and zero points, as `from_codes` takes them.
+        """Returns the codes [..., k, n], scales and zero points, as `from_codes` takes them.
 
         This is exact, except for the codes of blocks whose scale is NaN.
 
@@ -264,7 +264,7 @@ class QuantizedArray:
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> QuantizedArray:
-        # No checks: JAX puts things in the place of arrays that are none.
+        # No checks, because JAX also unflattens objects that are no arrays.
         array = object.__new__(cls)
         array.format, array._whole = static
         array._parts = Parts(*leaves)
@@ -310,11 +310,11 @@ def dimensions(format: Format) -> Parts:
 
 
 _LONG = 4096
-"""More than any group, block or record is long."""
+"""Longer than any group, block or record."""
 
 
 def _unit(format: Format, letter: str) -> int:
-    """How many elements along k or n the smallest slice of `values` has."""
+    """Returns the number of elements along k or n in the smallest slice of `values`."""
     values = _parts_of(format, (_LONG, _LONG)).values.shape
     return _LONG // values[dimensions(format).values.index(letter)]
 
@@ -340,7 +340,7 @@ def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
             )
 
 
-# Exported programs take and return arrays; the name and the aux data are part of what is written.
+# Exported programs take and return arrays; files contain the name and the aux data.
 export.register_pytree_node_serialization(
     QuantizedArray,
     serialized_name="jax_grouped_gemm.QuantizedArray",

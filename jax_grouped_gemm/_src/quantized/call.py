@@ -1,8 +1,8 @@
 """Custom calls of the kernels that read packed matrices.
 
 The kernels read the arrays of a packed format as `pack.py` lays them out, each with one leading
-dimension, the matrices: `values`, and those of `scales`, `channel_scales` and `zero_points` that
-the format has.
+dimension, the matrices: `values`, and `scales`, `channel_scales` and `zero_points` if the format
+has them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Arrays = Mapping[str, jax.Array]
 
 
 def streamed_workspace_bytes(multiprocessors: int) -> int:
-    """Bytes of the partial sums of all thread blocks of the streaming kernel."""
+    """Returns bytes of the partial sums of all thread blocks of the streaming kernel."""
     block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
     return STREAMED_BLOCKS * multiprocessors * block
 
 
 def unpack(arrays: Arrays, format: str, group_size: int | None, matrix: tuple[int, int]) -> Any:
-    """The matrices [g, k, n] in bfloat16."""
+    """Returns the matrices [g, k, n] in bfloat16."""
     optional = {name: x for name, x in arrays.items() if name != "values"}
     values = arrays["values"]
     result = jax.ShapeDtypeStruct((values.shape[0], *matrix), jnp.bfloat16)
@@ -78,17 +78,17 @@ def dot(
     workspace_bytes: int = 0,
     tile_rows: int = MANY_ROWS,
 ) -> list[jax.Array]:
-    """The product of rows with packed matrices, and what an expert MLP does to its sums.
+    """Multiplies rows by packed matrices, with the epilogue of an expert MLP.
 
     Args:
       x: bfloat16 [tokens, k].
-      gate: arrays of the matrices, or of those that the gate is made with.
+      gate: arrays of the matrices, or of the gate's matrices.
       indices: group_sizes [groups] and group_offset [1], int32.
       up: arrays of the matrices of up.
       format: one of `FORMATS`.
-      group_size: of elements along k that share a scale.
+      group_size: number of elements along k that share a scale.
       columns: n of the matrices and of the result.
-      rows: those of the result.
+      rows: rows of the result.
       optional: "rows" int32 [rows], "b0", "b1", "bo" [g, n], "weights" float32 [rows] or
         "weights_of_pairs" float32 [tokens, divisor]; None where one is not there.
       activation: of gate and up, as attributes of the custom call; without it, the result is the
@@ -96,9 +96,9 @@ def dot(
       kept: whether gate and up are results, too.
       divisor: `rows` are numbers of pairs, so many times those of tokens.
       zeroes_unowned: whether rows that no local group owns are zero, or undefined.
-      workspace_bytes: of the kernel for groups of few rows; 0 for the other one, which wants k to
-        be a multiple of 8.
-      tile_rows: rows of that one's tiles, `MANY_ROWS`, or of MXFP4 `FEW_ROWS`.
+      workspace_bytes: workspace of the streaming kernel, for groups of few rows; 0 for the kernel
+        that decodes, which needs k to be a multiple of 8.
+      tile_rows: rows of tiles of the kernel that decodes, `MANY_ROWS`, or for MXFP4 `FEW_ROWS`.
 
     Returns:
       bfloat16 [rows, columns]: the result, then gate and up if they are kept.

@@ -1,7 +1,7 @@
 """`Format`, which describes the elements of a quantised array, and the registry of all formats.
 
-`register` adds a format: what its arrays are, and functions that decode and encode one matrix.
-Operations ask the registry what to do with an operand of a format; none knows a format by name.
+`register` adds a format: its arrays, and functions that decode and encode one matrix. Operations
+look up the functions of an operand's format in the registry; no operation knows a format by name.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Matrix = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class ScaleLayout:
-    """Which elements of a matrix [k, n] share a scale.
+    """The elements of a matrix [k, n] that share a scale.
 
     Attributes:
-      block: how many elements along k, and along n; None for all.
-      dtype: of the scales; uint8 holds exponents, e8m0.
+      block: numbers of elements along k and along n; None for all.
+      dtype: dtype of the scales; uint8 holds exponents, e8m0.
     """
 
     block: tuple[int | None, int | None]
@@ -41,14 +41,14 @@ class Format:
       name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
         one that was registered.
       values: dtype of `QuantizedArray.values`; uint8 where elements share a byte or are packed.
-      bits: of one element, without its scale.
-      scales: which elements share a scale; None where only columns have them.
+      bits: bits of one element, without its scale.
+      scales: the elements that share a scale; None if only columns have scales.
       channel_scales: whether every column has a float32 scale.
-      zero_points: whether groups have a zero point beside their scale.
+      zero_points: whether groups have a zero point in addition to their scale.
       layout: "packed" for products of bf16 activations and quantised weights; "rows" for products
         of two FP8 operands.
       values_rank: dimensions of `values` of one matrix.
-      version: of the layout. Arrays of another version are refused.
+      version: version of the layout. Arrays of another version are refused.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Format:
 
     @property
     def group_size(self) -> int | None:
-        """Elements along k that share a scale, None where whole columns do."""
+        """Elements along k that share a scale, None if whole columns do."""
         return None if self.scales is None else self.scales.block[0]
 
     def __str__(self) -> str:
@@ -105,14 +105,14 @@ class Registered:
     """A format and its functions, each of one matrix.
 
     Attributes:
-      format: with the default group size.
+      format: the format, with the default group size.
       dequantize: called as `dequantize(parts, format, matrix, dtype)`, gives [k, n] of `dtype`.
       quantize: called as `quantize(x, format)` with float32 [k, n], gives `Parts`.
       pack: called as `pack(codes, format)` with `Codes`, gives `Parts`.
       unpack: called as `unpack(parts, format, matrix)`, gives `Codes`.
-      group_sizes: what `group_size` may be.
+      group_sizes: possible values of `group_size`.
       may_have_zero_points: whether `zero_points` may be asked for.
-      dtypes: what the dtype of values may be besides that of the format.
+      dtypes: possible dtypes of values besides that of the format.
       products: operations whose rows and weights are both quantised, by the public function's name,
         each called with that function's arguments. Weights of this format decide.
     """
@@ -135,7 +135,7 @@ def register(format: Format, **functions: Any) -> Format:
     """Adds a format, or replaces the one of that name and layout; returns it.
 
     Args:
-      format: what it is.
+      format: the format.
       **functions: the other attributes of `Registered`; `dequantize` is required.
     """
     _REGISTRY[format.name, format.layout] = Registered(format, **functions)
@@ -143,7 +143,7 @@ def register(format: Format, **functions: Any) -> Format:
 
 
 def registered(name: str, layout: Layout) -> Registered:
-    """A registered format and its functions."""
+    """Returns a registered format and its functions."""
     found = _REGISTRY.get((name, layout))
     if found is None:
         raise ValueError(f"no format {name!r} of layout {layout!r} is registered: {_known()}")
@@ -151,7 +151,7 @@ def registered(name: str, layout: Layout) -> Registered:
 
 
 def functions_of(format: Format) -> Registered:
-    """The functions of a format."""
+    """Returns the functions of a format."""
     return registered(format.name, format.layout)
 
 
@@ -163,11 +163,11 @@ def named(
     zero_points: bool | None = None,
     dtype: np.dtype | None = None,
 ) -> Format:
-    """The format of that name with the options that it has.
+    """Returns the format of that name with the given options.
 
     Raises:
       TypeError: `format` is neither a name nor a `Format`.
-      ValueError: it is not registered, or has no such option.
+      ValueError: `format` is not registered, or has no such option.
     """
     if isinstance(format, Format):
         registered(format.name, format.layout)
@@ -209,7 +209,7 @@ def named(
 
 
 def with_values(name: str, dtype: np.dtype) -> Format:
-    """The format of that name, in the layout that has values of `dtype`; errors as `named`."""
+    """Returns the format of that name in the layout with values of `dtype`; errors as `named`."""
     for layout in get_args(Layout):
         found = _REGISTRY.get((name, layout))
         if found and dtype in (found.format.values, *found.dtypes):
@@ -222,7 +222,7 @@ def _known() -> str:
 
 
 def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
-    """The description of an array beside its leaves, in terms that JSON has."""
+    """Returns the static part of an array in terms that JSON has."""
     return dict(
         format=format.name,
         layout=format.layout,

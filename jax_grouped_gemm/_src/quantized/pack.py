@@ -1,15 +1,15 @@
 """The packed layout: matrices [k, n] as records of 64 columns and 64 rows, in the order of threads.
 
-A record is what the 128 threads of a warp group hold of 64 x 64 weights. Thread 32 w + l, with
-r = l // 4 and t = l % 4, has the columns 16 w + r and 16 w + r + 8, and of each 16 rows of k, a
-step, the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: its registers of the first operand of one
-`mma.sync.m16n8k16` and of one quarter of a WGMMA. A thread has eight codes a step, which are four
-pairs: pair j is of the column 16 w + r + 8 (j % 2) and the elements 2 t + 8 (j // 2) and its next
-one, in the low and in the high half of a register.
+A record holds 64 x 64 weights in the order of the 128 threads of a warp group. A step is 16 rows of
+k. Thread 32 w + l, with r = l // 4 and t = l % 4, has the columns 16 w + r and 16 w + r + 8, and of
+each step the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: its registers of the first operand of an
+`mma.sync.m16n8k16`, and of a quarter of a WGMMA. A thread has eight codes a step, in four pairs:
+pair j has the column 16 w + r + 8 (j % 2), and the elements 2 t + 8 (j // 2) and the next one, in
+the low and in the high half of a register.
 
-With 4 bits a step is one word, and the four words of a thread lie next to each other. With 8 bits a
-step is two words, of pairs 0 and 1 and of pairs 2 and 3; the first half of a record holds steps 0
-and 1, the second 2 and 3, so that a load of 16 bytes a thread has no bank conflicts in either.
+With 4 bits a step is one word, and the four words of a thread are contiguous. With 8 bits a step is
+two words, of pairs 0 and 1 and of pairs 2 and 3. The first half of a record holds steps 0 and 1,
+the second half steps 2 and 3, so that loads of 16 bytes a thread have no bank conflicts in either.
 
 Padding, up to multiples of 64, has codes that decode to zero.
 """
@@ -25,8 +25,8 @@ from jax_grouped_gemm._src.arrays import cdiv, round_up
 SIDE = 64
 """Columns and rows of a record."""
 
-# Where a half word keeps the sign and the lowest of the other three bits of pair j in MXFP4. Then
-# three masks and shifts move each pair to the bits of a bfloat16's sign, exponent and mantissa.
+# Bits of a half word for the sign, and for the lowest of the other three bits, of pair j in MXFP4.
+# Three masks and shifts then move each pair to a bfloat16's sign, exponent and mantissa.
 _E2M1_SIGN = (15, 12, 14, 13)
 _E2M1_REST = (6, 3, 0, 9)
 
@@ -59,7 +59,7 @@ def _record_shape(matrix: tuple[int, int]) -> tuple[int, int]:
 
 
 def _bit_places(fp4: bool) -> list[list[tuple[int, int, int]]]:
-    """For each pair, the fields of a code: lowest bit, mask, and place in a half word."""
+    """Returns the fields of a code for each pair: lowest bit, mask, and place in a half word."""
     if not fp4:
         return [[(0, 0xF, 4 * j)] for j in range(4)]
     return [[(3, 1, _E2M1_SIGN[j]), (0, 7, _E2M1_REST[j])] for j in range(4)]
@@ -144,5 +144,5 @@ def pad_columns(x: jax.Array, fill: float) -> jax.Array:
 
 
 def bits_of(x: jax.Array) -> jax.Array:
-    """An array of one byte an element as uint8."""
+    """Returns an array of one byte an element as uint8."""
     return lax.bitcast_convert_type(x, jnp.uint8)

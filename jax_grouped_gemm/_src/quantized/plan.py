@@ -1,4 +1,4 @@
-"""How quantised weights are multiplied: read packed by a kernel, or dequantised once a call."""
+"""Plans products by quantised weights: a kernel reads them packed, or each call dequantises."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class PackedProblem:
 
     Attributes:
       lhs, out: dtypes of the rows and of the result.
-      format: of the matrices.
+      format: format of the matrices.
       shape: g, k and n.
-      packed_bytes: of all matrices.
-      names: of the arrays that they are stored in.
+      packed_bytes: bytes of all matrices.
+      names: names of the arrays of the format.
       rows: m.
       groups: G.
-      products: 2 for gate and up, of matrices alike.
+      products: 2 for gate and up of equal shapes, 1 otherwise.
     """
 
     lhs: str
@@ -76,7 +76,7 @@ class PackedProblem:
         return "packed_ragged_dot"
 
     def predict(self, target: Target) -> Prediction:
-        """For as many matrices as rows visit at most."""
+        """Predicts a product with the most matrices that rows can visit."""
         count, k, n = self.shape
         visited = min(count, self.rows)
         moved = self.products * self.packed_bytes * visited / count + 2 * self.rows * (k + n)
@@ -103,9 +103,9 @@ class PackedKernel(TiledKernel):
     """A kernel that reads packed matrices.
 
     Attributes:
-      most_rows: mean rows of a group up to which it is faster than the next one, and the last one
-        than dequantising once (docs/notes/packed.md).
-      unless: for which problems the next one is faster all the same.
+      most_rows: mean rows of a group up to which it is faster than the next kernel, or the last
+        kernel than dequantising once (docs/notes/packed.md).
+      unless: whether the next kernel is faster for a problem anyway.
     """
 
     lhs: Formats = ("bfloat16",)
@@ -114,16 +114,16 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-# Programs are traced before their device is known: thread blocks on the default one, an H200.
+# Count thread blocks on an H200, because programs are traced before their device is known.
 _FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
     """Whether kernels that decode are faster for groups that could be streamed.
 
-    Their tiles are not cut along k, so that some multiprocessors are idle while the last ones are
-    computed. It takes longer the longer k is, and less than changes of streamed tiles where these
-    are short. Measured for layers alone.
+    Their tiles are not cut along k, so that some multiprocessors idle during the last tiles, for
+    longer if k is longer. If streamed tiles are short, changing them takes longer than that.
+    Measured for layers only.
     """
     count, k, n = problem.shape
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
@@ -163,11 +163,11 @@ PACKED_KERNELS = (
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
     _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
-"""The table of what multiplies packed matrices. Where no row pays, they are dequantised."""
+"""The table of kernels for packed matrices. If no row pays, matrices are dequantised."""
 
 
 def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
-    """The kernel that multiplies packed matrices, None if dequantised ones are faster.
+    """Returns the kernel that multiplies packed matrices, None if dequantising is faster.
 
     The choice follows from shapes alone, because a program is traced before its device is known.
     Batch invariance takes a kernel wherever one can run, whatever the number of rows.
@@ -188,11 +188,11 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel |
 def dequantized_reason(
     products: Sequence[PackedProblem], operands: Any, precision: Any, implementation: Any
 ) -> str:
-    """Why weights are dequantised before they are multiplied, empty if a kernel reads them packed.
+    """Returns why weights are dequantised first, empty if a kernel reads them packed.
 
     Args:
       products: each product.
-      operands: all of them, a pytree.
+      operands: all operands, a pytree.
       precision, implementation: parameters of the primitive.
     """
     if implementation == "xla":
@@ -218,7 +218,7 @@ def dequantized_reason(
 
 
 def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
-    """The plan of a product that a kernel computes."""
+    """Returns the plan of a product that a kernel computes."""
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
     streams = kernel.schedule == "streamed"
@@ -241,12 +241,12 @@ class DequantizeProblem:
     """Weights that are dequantised before they are multiplied.
 
     Attributes:
-      format: of the weights.
-      matrix: k and n of each.
-      count: how many matrices.
-      dtype: in which they are multiplied.
-      packed_bytes: of the weights as they are stored.
-      names: of the arrays that they are stored in.
+      format: format of the weights.
+      matrix: k and n of each matrix.
+      count: number of matrices.
+      dtype: dtype in which they are multiplied.
+      packed_bytes: bytes of the stored weights.
+      names: names of the stored arrays.
     """
 
     format: Format
@@ -284,7 +284,7 @@ class DequantizeProblem:
 def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> Plan[DequantizeProblem]:
-    """The plan of one call of the primitive."""
+    """Returns the plan of one call of the primitive."""
     packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
     problem = DequantizeProblem(
         params["format"],
@@ -303,12 +303,12 @@ def plan_dequantize(
 
 
 def packed_format(format: Format) -> str:
-    """The name of a format, with its layout if that is not "packed", the one that kernels read."""
+    """Returns the name of a format, with its layout unless that is "packed", which kernels read."""
     return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 
 def readable(size: int) -> str:
-    """A number of bytes with a unit, 1.6 GB."""
+    """Returns a number of bytes with a unit, such as 1.6 GB."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -23,7 +23,7 @@ FROZEN = (
 
 @jax.custom_jvp
 def frozen(arrays: Any) -> Any:
-    """The arrays, of which there is no derivative."""
+    """Returns the arrays; differentiating them raises."""
     return arrays
 
 
@@ -73,7 +73,7 @@ def _dims(operands, results, **params) -> Dims:
 
 
 def _batched(operands, dims, **params):
-    """Matrices of the whole batch are one stack."""
+    """Makes the matrices of the whole batch one stack."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
     def merged(x, dim):

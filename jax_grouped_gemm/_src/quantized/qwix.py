@@ -36,7 +36,7 @@ def qwix(array: Any) -> QuantizedArray:
     Several columns, or experts, may share a scale.
 
     Args:
-      array: a `qwix.QArray`, or what has its fields `qvalue`, `scale`, `zero_point` and `qtype`.
+      array: a `qwix.QArray`, or an object with fields `qvalue`, `scale`, `zero_point` and `qtype`.
 
     Raises:
       TypeError: a field is missing, or has an unsuitable dtype or shape.
@@ -106,7 +106,7 @@ E2M1 = np.dtype(jnp.float4_e2m1fn)
 
 
 def _of_each(x: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> jax.Array:
-    """One number for every block of matrices of that shape, of what some of them share."""
+    """Broadcasts numbers that several blocks share to one for every block."""
     *leading, k, n = shape
     x = jnp.broadcast_to(x, (*leading, *x.shape[-2:]))
     for axis, size, step in ((-2, k, block[0]), (-1, n, block[1])):
@@ -121,7 +121,7 @@ def _of_columns(stored: Any) -> Codes:
 
 
 def _of_int4(stored: Any) -> Codes:
-    """Codes here are not negative, and neither are zero points."""
+    """Converts to this package's codes and zero points, which are not negative."""
     values, scales, *zeros = stored
 
     def unsigned(x):

@@ -1,6 +1,6 @@
-"""MXFP4, int4 and int8 in pure JAX: what a code is worth, and the code of a number.
+"""MXFP4, int4 and int8 in pure JAX: decoding and encoding.
 
-Every function is of one matrix [k, n]. Decoding MXFP4 works on bits, because XLA flushes subnormal
+Every function takes one matrix [k, n]. Decoding MXFP4 works on bits, because XLA flushes subnormal
 results on the CPU and the format has values of 2^-128.
 """
 
@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.quantized.format import (
 )
 
 BIAS = 127  # of the exponents of float32, bfloat16 and e8m0
-NAN_BLOCK = 255  # the e8m0 that is no number
+NAN_BLOCK = 255  # the e8m0 code of NaN
 SYMMETRIC_ZERO = 8  # the code of zero in int4 without zero points
 
 
@@ -35,7 +35,7 @@ def in_groups(x: jax.Array, size: int) -> jax.Array:
 
 
 def each_row(scales: jax.Array, size: int, k: int) -> jax.Array:
-    """[groups, n] -> [k, n]: the number of the group of every row."""
+    """[groups, n] -> [k, n]: repeats the number of a group for each of its rows."""
     return jnp.repeat(scales, size, axis=0, total_repeat_length=scales.shape[0] * size)[:k]
 
 
@@ -75,7 +75,7 @@ def _e2m1_times(codes: jax.Array, exponents: jax.Array) -> jax.Array:
 
 
 def exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """float32 `x`, whose values bfloat16 has, in `dtype`, without flushing subnormals."""
+    """Converts float32 `x` with bfloat16 values to `dtype`, without flushing subnormals."""
     if dtype == jnp.bfloat16:
         upper = lax.bitcast_convert_type(x, jnp.uint32) >> 16
         return lax.bitcast_convert_type(upper.astype(jnp.uint16), jnp.bfloat16)
@@ -83,12 +83,12 @@ def exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
-    """The exponent of a block is that of its largest, less 2; larger codes saturate at 6."""
+    """Encodes with the largest element's exponent, less 2; larger codes saturate at 6."""
     blocks = in_groups(x, 32)
     largest, finite = largest_finite(blocks, 1)
     exponents = jnp.clip((_f32_bits(largest) >> 23) - 2, 0, 254)
     scaled = jnp.abs(jnp.where(jnp.isfinite(blocks), blocks, 0)) * _of_bits((254 - exponents) << 23)
-    # A number in the middle rounds to the even code: below for 0.25, 1.25, 2.5 and 5.
+    # Ties round to the even code: down for 0.25, 1.25, 2.5 and 5.
     code = jnp.zeros(blocks.shape, jnp.uint8)
     for limit in (0.25, 1.25, 2.5, 5.0):
         code += scaled > limit
@@ -100,9 +100,9 @@ def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
-    """Exact in bfloat16 and float32."""
+    """Decodes exactly in bfloat16 and float32."""
     exponents = each_row(codes.scales, 32, codes.codes.shape[0])
-    # XLA would unpack to integers of 32 bits, several for each code, and keep them in memory.
+    # Otherwise XLA would unpack to several 32-bit integers a code, and keep them in memory.
     code = lax.optimization_barrier(codes.codes)
     return exactly(_e2m1_times(code, exponents), dtype)
 
@@ -110,8 +110,8 @@ def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 def mxfp4_pack(codes: Codes, format: Format) -> Parts:
     """Moves the exponents of a column up until the largest is 254; its scale moves it back.
 
-    Kernels read a code's bits as a bfloat16, which is 2^-126 of its value. So a channel scale that
-    is 2^(126 - move) saves them a multiplication of every eight weights.
+    Kernels read a code's bits as a bfloat16, which is 2^-126 of its value. A channel scale of
+    2^(126 - move) saves them a multiplication for every eight weights.
     """
     code, exponents = codes.codes, codes.scales.astype(jnp.int32)
     is_nan = exponents == NAN_BLOCK
@@ -129,7 +129,7 @@ def mxfp4_pack(codes: Codes, format: Format) -> Parts:
 
 
 def mxfp4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
-    """Exact, but for the codes of blocks that are no number, which are zeros."""
+    """Unpacks exactly, except the codes of NaN blocks, which become zeros."""
     k, n = matrix
     bits = _f32_bits(parts.channel_scales[:n])
     largest = jnp.where(bits >> 23, (bits >> 23) + 1, bits >> 22)
@@ -142,7 +142,7 @@ def mxfp4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def int4_encode(x: jax.Array, format: Format) -> Codes:
-    """Without zero points a scale is the largest over 7; with them (largest - least) / 15."""
+    """Encodes with scales of largest / 7, or of (largest - least) / 15 with zero points."""
     assert format.group_size is not None
     groups = in_groups(x, format.group_size)
     largest, finite = largest_finite(groups, 1)
@@ -168,7 +168,7 @@ def int4_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
-    """(code - zero) scale, which float32 has, rounded once."""
+    """Returns (code - zero) scale, exact in float32, rounded once."""
     assert format.group_size is not None
     k = codes.codes.shape[0]
     zero: jax.Array | int = SYMMETRIC_ZERO
@@ -180,7 +180,7 @@ def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int4_pack(codes: Codes, format: Format) -> Parts:
-    """Groups of padding have scales of zero; padding in a group has the code of zero."""
+    """Packs codes. Groups of padding get scales of zero; padding in a group gets zero's code."""
     code, zero = codes.codes, codes.zero_points
     groups = cdiv(round_up(code.shape[0], pack.SIDE), format.group_size or 1)
 
@@ -188,7 +188,7 @@ def int4_pack(codes: Codes, format: Format) -> Parts:
         return pack.pack_groups(jnp.pad(x, ((0, groups - x.shape[0]), (0, 0))))
 
     if zero is not None:
-        # Beyond k, the code of the last group's zero point.
+        # Beyond k, store the code of the last group's zero point.
         k = code.shape[0]
         more = round_up(k, pack.SIDE) - k
         group = jnp.minimum((k + jnp.arange(more)) // (format.group_size or 1), zero.shape[0] - 1)
@@ -217,7 +217,7 @@ def int4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def int8_encode(x: jax.Array, format: Format) -> Codes:
-    """A column's scale is its largest over 127, and 1 of zeros."""
+    """Encodes with a column's scale of its largest / 127, or 1 for zeros."""
     largest, finite = largest_finite(x, 0)
     scale = largest / 127
     scale = jnp.where(scale > 0, scale, 1)
@@ -226,12 +226,12 @@ def int8_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def channel_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
-    """The product of a code and its column's scale in float32, rounded to `dtype`."""
+    """Returns the float32 product of a code and its column's scale, rounded to `dtype`."""
     return (codes.codes.astype(jnp.float32) * codes.scales[None]).astype(dtype)
 
 
 def int8_pack(codes: Codes, format: Format) -> Parts:
-    """Codes as bytes, scales for every column of the records."""
+    """Packs codes as bytes, and scales for every column of the records."""
     return Parts(pack.pack8(pack.bits_of(codes.codes)), None, pack.pad_columns(codes.scales, 1))
 
 
@@ -242,7 +242,7 @@ def int8_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def packed(format: Format, *, encode, decode, pack, unpack, **options) -> Format:
-    """Registers a format by what its codes are worth and how they are packed."""
+    """Registers a format by functions that code and pack."""
 
     def quantize(x, format):
         return pack(encode(x, format), format)

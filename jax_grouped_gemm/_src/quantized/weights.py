@@ -1,9 +1,9 @@
-"""How operations take quantised weights: the one place where they meet a format.
+"""How operations take quantised weights.
 
-Types of operands may have a `QuantizedArray` in the place of an array of weights. Where no kernel
-multiplies them packed (`plan`), `with_arrays` makes arrays of them in the dtype of the
-activations, once a call, and keeps none for the backward pass, which dequantises again: the packed
-weights are all that stays in memory.
+Operands may be a `QuantizedArray` in place of an array of weights. Where no kernel multiplies them
+packed (`plan`), `with_arrays` dequantises them to the dtype of the activations, once a call. It
+keeps no arrays for the backward pass, which dequantises again, so only packed weights stay in
+memory.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def with_arrays(
     name: str = "x",
     reason: str = "",
 ) -> Result:
-    """`compute(weights)` with arrays in the place of those that are quantised.
+    """Returns `compute(weights)` with arrays in place of quantised weights.
 
     Args:
       function: the public function, for messages.
-      compute: what multiplies x by the weights.
-      weights: a pytree of arrays and of a `QuantizedArray` or more.
-      x: what is multiplied, whose dtype weights are dequantised to.
-      name: that of x.
-      reason: why no kernel multiplies them packed, for `explain`.
+      compute: function that multiplies x by the weights.
+      weights: a pytree of arrays and one or more `QuantizedArray`s.
+      x: the other operand; weights are dequantised to its dtype.
+      name: name of x.
+      reason: why no kernel multiplies packed weights, for `explain`.
 
     Raises:
       TypeError: a weight is quantised and x is not floating.
@@ -66,7 +66,7 @@ def with_arrays(
 
 
 def abstract_arrays(weights: T, dtype: np.dtype) -> T:
-    """The weights with abstract arrays in the place of those that are quantised."""
+    """Returns the weights with abstract arrays in place of quantised ones."""
     return _each(lambda q: jax.ShapeDtypeStruct(q.shape, dtype), weights)
 
 
@@ -82,7 +82,7 @@ def _each(make: Callable[[QuantizedArray], Any], weights: T) -> T:
 
 
 def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint`: all is kept but weights that were dequantised."""
+    """A policy of `jax.checkpoint` that keeps everything except dequantised weights."""
     return primitive is not DEQUANTIZE.primitive
 
 
@@ -113,7 +113,7 @@ def check_weights(
     if not packed:
         return
     for argument, value in refused.items():
-        # An argument may be an array, which has no truth value.
+        # Compare with `is`, because an argument may be an array, which has no truth value.
         if value is not None and value is not False:
             names = " and ".join(packed)
             raise ValueError(f"{function}: {argument} where {names} is quantised: {instead}")
@@ -134,10 +134,10 @@ def check_weights(
 def product_of(
     function: str, lhs: QuantizedArray, name: str, rhs: QuantizedArray
 ) -> Callable[..., jax.Array]:
-    """The function that multiplies rows and weights that are both quantised.
+    """Returns the function that multiplies rows and weights that are both quantised.
 
     Raises:
-      TypeError: there is none.
+      TypeError: there is no such function.
     """
     product = functions_of(rhs.format).products.get(function)
     if product is None:
@@ -149,15 +149,15 @@ def product_of(
 
 
 def as_weights(name: str, x: Any) -> Any:
-    """`x` if it is quantised, else as an array; raises as `as_array` does."""
+    """Returns `x` if it is quantised, and otherwise `as_array` of it."""
     return x if _is_quantized(x) else as_array(name, x)
 
 
 def specs_of_weights(name: str, x: Any, spec: PartitionSpec, mesh: Any) -> Any:
-    """The `PartitionSpec` of every array of weights [g, k, n] that are split as `spec` says.
+    """Returns the `PartitionSpec` of every array of weights [g, k, n] split as `spec` says.
 
     Raises:
-      ValueError: they are quantised, and what a device would have is no array of the format.
+      ValueError: weights are quantised, and a device's slice would not fit the format.
     """
     if not _is_quantized(x):
         return spec

@@ -137,7 +137,7 @@ def _of_quantized(
     transpose_rhs: bool,
     options: dict[str, Any],
 ) -> jax.Array:
-    """`ragged_dot` of quantised matrices, and of rows that may be quantised too."""
+    """Computes `ragged_dot` of quantised matrices, and of rows that may be quantised too."""
     if isinstance(lhs, QuantizedArray):
         product = product_of("ragged_dot", lhs, "rhs", rhs)
         return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
@@ -272,7 +272,7 @@ def _checked(
     group_offset: ArrayLike | None,
     implementation: Implementation,
 ) -> tuple[jax.Array, dict[str, Any], tuple[int, ...]]:
-    """The group sizes, the parameters of the primitive, and the shape of the result."""
+    """Returns the group sizes, the parameters of the primitive, and the shape of the result."""
     implementation = checked_implementation(implementation)
     if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
         raise TypeError(

@@ -70,8 +70,8 @@ def register_transpose(
             missing, aval, factor, cotangent = 1, rhs.aval, lhs, rhs_cotangent
 
         if factor.dtype == aval.dtype:
-            # Back to the dtype that the forward pass multiplied (bf16 x bf16 may return f32): the
-            # result is rounded to it anyway, and equal dtypes are what the kernels take.
+            # Cast to the dtype that the forward pass multiplied (bf16 x bf16 may return f32),
+            # because kernels take equal dtypes, and the result is rounded to this dtype anyway.
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
         dtype = at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
@@ -89,15 +89,15 @@ def register_transpose(
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """How a mapped axis of one factor alone disappears into a dimension that the result keeps.
+    """How a mapped axis of only one factor is merged into a dimension that the result keeps.
 
     Axes are counted from the end, so that a native batch dimension does not shift them.
 
     Attributes:
       operand_axis: axis of the factor that takes in the mapped axis.
       result_axis: the same dimension in the result.
-      ragged: whether it is the ragged dimension. Then the mapped axis goes inside it, so that each
-        group's rows stay consecutive, and the group sizes grow with it.
+      ragged: whether this is the ragged dimension. The mapped axis then goes inside it, so that
+        each group's rows stay consecutive, and the group sizes grow with it.
     """
 
     operand_axis: int
@@ -108,7 +108,7 @@ class Fold:
 def register_batching(
     op: BilinearOp, folds: Callable[[Mapping[str, Any]], tuple[Fold, Fold]]
 ) -> None:
-    """Registers vmap: fold where one factor alone is mapped, a native batch dimension otherwise.
+    """Registers vmap: a fold if only one factor is mapped, a native batch dimension otherwise.
 
     Args:
       op: the operation, with operands (lhs, rhs, group_sizes, group_offset).
@@ -120,7 +120,7 @@ def register_batching(
         if mapped == [0] or mapped == [1]:
             (factor,) = mapped
             if jax.typeof(operands[factor]).sharding.spec[dims[factor]] is not None:
-                # Split over explicit axes, which nothing can say of a part of a dimension.
+                # It is split over explicit axes, which no type can say of a part of a dimension.
                 return op.bind_batched(operands, dims, params)
             return _bind_folded(op, operands, factor, dims[factor], folds(params)[factor], params)
         return op.bind_batched(operands, dims, params)

@@ -1,4 +1,4 @@
-"""Calls of the ragged products: one custom call, its operands padded, its result cut out."""
+"""Calls of the ragged products: one custom call, with padded operands and a sliced result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ragged(
 
 
 def limit(max_sms: int | None) -> dict[str, np.int32]:
-    """The attribute of a product that fills so many multiprocessors at most, if it is limited."""
+    """Returns the attribute that limits a product to so many multiprocessors, if any."""
     return {} if max_sms is None else {"max_sms": np.int32(max_sms)}
 
 
@@ -83,7 +83,7 @@ def accumulate(
 def _addressable(
     plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Lays the operands out as the kernel has them, padded so that TMA can address their rows."""
+    """Lays operands out as the kernel reads them, padded so that TMA can address their rows."""
     form, _ = plan.launched
     lhs = lhs if plan.problem.lhs == form.lhs else lhs.mT
     rhs = rhs if plan.problem.rhs == form.rhs else rhs.mT
@@ -103,7 +103,7 @@ def call_kernel(
     input_output_aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array:
-    """Calls `target`, and cuts and converts its result to what the problem asks for."""
+    """Calls `target`, and slices and converts its result as the problem requires."""
     problem, (addressable, kernel) = plan.problem, plan.launched
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (

@@ -66,7 +66,7 @@ class DimensionNames:
         )
 
     def kept(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Selects from an operand's `names` those that the result has because of it alone."""
+        """Returns those of an operand's `names` that only this operand gives to the result."""
         shared = {*self.batch, *self.contracting, "g"}
         return tuple(name for name in names if name not in shared)
 
@@ -91,7 +91,7 @@ class _Named:
         return _Named(jnp.transpose(self.array, order), tuple(names))
 
     def merge(self, merged: Sequence[str], name: str) -> _Named:
-        """Merges dimensions into one, where the first of them was; merging none appends a 1."""
+        """Merges dimensions into one at the place of the first; merging none appends a 1."""
         first = min((self.names.index(name) for name in merged), default=len(self.names))
         before, after = self.names[:first], [n for n in self.names[first:] if n not in merged]
         x = self.transpose((*before, *merged, *after)).array

@@ -17,11 +17,11 @@ class Dot:
     """A dot of two matrices that come as bits, see `to_bits`.
 
     Attributes:
-      contracting: the dimension of lhs and the one of rhs that are contracted.
-      lhs_dtype, rhs_dtype: what the bits are.
-      accumulator_dtype: in which to sum, and add up parts of a result.
-      result_dtype: in which to return it.
-      precision: of the dot.
+      contracting: the contracted dimensions of lhs and of rhs.
+      lhs_dtype, rhs_dtype: dtypes that the bits stand for.
+      accumulator_dtype: dtype in which to sum, and to add up parts of a result.
+      result_dtype: dtype of the result.
+      precision: precision of the dot.
     """
 
     contracting: tuple[int, int]
@@ -40,7 +40,7 @@ class Dot:
         result_dtype: np.dtype,
         precision: lax.PrecisionLike,
     ) -> Dot:
-        """A dot of matrices of these arrays' dtypes."""
+        """Returns a dot of matrices of these arrays' dtypes."""
         accumulator_dtype = _accumulator_dtype(lhs, rhs, result_dtype)
         return cls(contracting, lhs.dtype, rhs.dtype, accumulator_dtype, result_dtype, precision)
 
@@ -59,20 +59,20 @@ class Dot:
         )
 
     def result(self, accumulator: jax.Array) -> jax.Array:
-        """The bits of what has been summed, in `result_dtype`."""
+        """Returns the bits of the sums in `result_dtype`."""
         if not jnp.issubdtype(self.result_dtype, jnp.complexfloating):
-            # The cotangent of a real factor, where the other one is complex.
+            # This is the cotangent of a real factor of a complex one.
             accumulator = jnp.real(accumulator)
         return to_bits(accumulator.astype(self.result_dtype))
 
 
 def element(x: jax.Array, index: jax.Array) -> jax.Array:
-    """x[index], for an index that is in range."""
+    """Returns x[index], for an index that is in range."""
     return lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
 
 
 def rows_between(num_rows: int, start: jax.Array, end: jax.Array) -> jax.Array:
-    """Which of `num_rows` rows are in [start, end)."""
+    """Returns whether each of `num_rows` rows is in [start, end)."""
     rows = lax.broadcasted_iota(jnp.int32, (num_rows,), 0)
     return (rows >= start) & (rows < end)
 
@@ -84,7 +84,7 @@ def where_owned(mask: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 
 def select_rows(mask: jax.Array, x: jax.Array, other: jax.Array, axis: int) -> jax.Array:
     """Rows along `axis` of `x` where `mask` is true, else of `other`."""
-    # Not a product: what is left out may hold NaN or Inf.
+    # Select instead of multiplying, because other rows may hold NaN or Inf.
     return lax.select(lax.broadcast_in_dim(mask, x.shape, (axis,)), x, other)
 
 

@@ -45,17 +45,17 @@ from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
-"""The average rows of a group that a plan assumes where their number is symbolic."""
+"""Average rows of a group that a plan assumes if their number is symbolic."""
 
 R = TypeVar("R", bound=RaggedProblem)
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidates(Generic[R]):
-    """A ragged product, and the kernels that it may have.
+    """A ragged product, and the kernels to choose from.
 
     Attributes:
-      problem: what is computed.
+      problem: the product.
       table: the kernels.
       form: `problem` with the layouts and the result's dtype that the kernels have.
       unsupported: why no kernel can run it, empty if one can.
@@ -77,10 +77,10 @@ class Candidates(Generic[R]):
         object.__setattr__(self, "unsupported", next(filter(None, reasons), ""))
 
     def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
-        """The kernel that has `tile`, of those that run the problem.
+        """Returns the kernel with `tile`, among those that run the problem.
 
         Raises:
-          ValueError: it is no configuration that runs the problem as `implementation` asks.
+          ValueError: no kernel with `tile` runs the problem as `implementation` asks.
         """
         kernels = runnable(self.table, self.form, implementation)
         found = [kernel for kernel in kernels if kernel.tile == tile]
@@ -98,7 +98,7 @@ def check_tile(
     candidates_of: Callable[..., Candidates[Any]], avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
     """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product, or
-    if it cannot be batch invariant and is to be."""
+    if it must be batch invariant and cannot be."""
     tile, implementation = params.get("tile"), params["implementation"]
     if tile is None and not is_invariant(implementation):
         return
@@ -140,10 +140,10 @@ def _candidates(
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
-    """`problem` with the layouts and the result's dtype that the kernels have.
+    """Returns `problem` with the layouts and the result's dtype that the kernels have.
 
     No operand has contiguous rows, and the result has the operands' dtype or float32. Kernels that
-    accumulate add products of 16-bit operands, to results that TMA can address as they are.
+    accumulate add products of 16-bit operands, to results that TMA can address without copies.
     """
     rhs = "mn" if problem.contracts_rows else problem.rhs
     form = dataclasses.replace(problem, lhs="mk", rhs=rhs)
@@ -189,7 +189,7 @@ def plan_product(
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
     kernels = runnable(candidates.table, addressable, implementation)
-    # A size that is not known yet may be any, which the default is never far too slow for.
+    # An unknown size may be any size, and the default is never far too slow.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel
     places = kernel.places(target)
@@ -236,7 +236,7 @@ def _size_reason(problem: RaggedProblem) -> str:
     if reason := too_large(sizes | problem.counts()):
         return reason
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
-    # Rows that stay where they are need nothing of the plan but a workspace of a symbolic size.
+    # If rows stay, a symbolic number of rows affects only the workspace.
     if not symbolic or (rows_stay(problem) and list(symbolic) == ["m"]):
         return ""
     found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())

@@ -1,9 +1,9 @@
 """The ragged products, which are closed under transposition, and the accumulating one.
 
 With rows r of group i, y[r] = x[r] w[i] gives dx[r] = dy[r] w[i].T, non-contracting again, and
-dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension; the cotangents of that are
-non-contracting. Layouts only flip the static flags: no factor is ever transposed, and a result
-only where its own dimensions are stored transposed. So the two are differentiable to any order.
+dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension and has non-contracting cotangents.
+Layouts only flip the static flags: no factor is ever transposed, and a result only if its own
+dimensions are stored transposed. So the two primitives are differentiable to any order.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
-"""The problem of a plan: a ragged product, and how its kernels deal out tiles.
+"""The problem of a plan: a ragged product, and how its kernels assign tiles.
 
-How many tiles there are depends on the group sizes, so the kernels do this arithmetic themselves,
-on the device. This module is for plans: groups are of equal size, and workspaces large enough for
-any sizes. Three schedules differ from tiles that are dealt out whole:
+The number of tiles depends on the group sizes, so kernels do this arithmetic on the device. Plans
+assume groups of equal size, and workspaces large enough for any sizes. Three schedules do more than
+assign whole tiles:
 
 Stream-K (Osama et al., 2023) cuts the last wave of tiles along K (`csrc/scheduler/assignment.h`).
 A persistent kernel computes its tiles in waves, one tile on each multiprocessor, and in the last
-wave most multiprocessors may have none. Stream-K deals out steps of the contracted dimension
-instead of tiles; here that is done to the last wave alone, whose sums then pass through memory.
+wave most multiprocessors may be idle. Stream-K assigns steps of the contracted dimension instead
+of tiles. Here it does so only in the last wave, whose sums then pass through memory.
 
-Skew: a tile of a contracting product takes as many steps as its group has rows, so where one group
-has most of the rows, its few tiles keep few multiprocessors busy. The kernel looks at the group
-sizes when it starts (`csrc/scheduler/skew.h`). Where whole tiles can be dealt out evenly, it does
-that. Otherwise it cuts tiles into pieces whose sums pass through memory
-(`csrc/scheduler/chains.h`), and warps without other work write the zeros of empty groups. Which
-sums are added, and in which order, depends on the sizes alone, so the same inputs give the same
-bits.
+Skew: a tile of a contracting product takes as many steps as its group has rows. If one group has
+most of the rows, its few tiles keep few multiprocessors busy. The kernel looks at the group sizes
+when it starts (`csrc/scheduler/skew.h`), and assigns whole tiles if that is even. Otherwise it cuts
+tiles into pieces whose sums pass through memory (`csrc/scheduler/chains.h`), and idle warps write
+the zeros of empty groups. The sums and their order depend only on the sizes, so equal inputs give
+equal bits.
 
 Ping-pong: the two consumer warpgroups of a thread block usually have half of every tile each, and
-both wait while a float32 tile leaves, which is too much to be kept in registers meanwhile. Taking
-turns, each has whole tiles, smaller ones, and stores its tile while the other one multiplies
-(`csrc/sm90/pingpong/`). Smaller tiles read more from L2, so this pays where tiles are changed
-often, but not where there is less to multiply than to store.
+both wait while a float32 tile is stored, because registers cannot keep it. If they take turns,
+each has whole, smaller tiles, and stores its tile while the other one multiplies
+(`csrc/sm90/pingpong/`). Smaller tiles read more from L2, so this pays where tiles change often,
+but not where there is less to multiply than to store.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from jax_grouped_gemm._src.plan import (
 
 ACCUMULATE_NAME = "ragged_accumulate"
 STORED_TRANSPOSED = ("km", "gnk", "nm")
-"""Dimensions of operands that are not stored as the product names them."""
+"""Dimensions of operands that are stored in another order than the product's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +60,9 @@ class RaggedProblem:
       m, k, n, g: extents of the dimensions.
       num_groups: number of global groups.
       batch: extent of the native batch dimension, () without one.
-      batched: which of lhs, rhs, group sizes and group offset have that dimension.
+      batched: whether lhs, rhs, group sizes and group offset have the batch dimension.
       zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
-      max_sms: how many multiprocessors the kernel fills at most, None for all.
+      max_sms: the most multiprocessors that the kernel uses, None for all.
       terms: see `Plan`.
     """
 
@@ -97,7 +96,7 @@ class RaggedProblem:
         out: str,
         **fields: Any,
     ) -> Self:
-        """The problem of (lhs, rhs, group_sizes, group_offset) with dimensions named as given."""
+        """Returns the problem of (lhs, rhs, group_sizes, group_offset) with the given names."""
         ranks = (len(lhs), len(rhs), 1, 1)
         sizes: dict[str, Any] = {"g": params.get("num_groups")}
         for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
@@ -138,7 +137,7 @@ class RaggedProblem:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the product is added to an accumulator; of a kernel's problem, in place."""
+        """Whether the product is added to an accumulator, by a kernel in place."""
         return self.op == ACCUMULATE_NAME
 
     @property
@@ -166,9 +165,9 @@ class RaggedProblem:
 
     @property
     def operand_bytes(self) -> float:
-        """Bytes that are read of lhs and of rhs.
+        """Bytes read from lhs and rhs.
 
-        Rows of local groups are read, if all groups are equal, and weights of groups with rows.
+        These are rows of local groups, if all groups are equal, and weights of groups with rows.
         """
         total = 0.0
         for (names, dtype), is_batched in zip(self.arrays[:2], self.batched, strict=False):
@@ -180,7 +179,7 @@ class RaggedProblem:
 
     @property
     def result_bytes(self) -> float:
-        """The size of the result, and of what it is added to."""
+        """Bytes of the result, and of the accumulator."""
         size = math.prod(self.batch) * math.prod(self.shape(self.out)) * self.out_dtype.itemsize
         return size * 2 if self.accumulates else size
 
@@ -198,12 +197,12 @@ STEP_BYTES = 128
 """Bytes that a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
 # Stream-K: (clusters, units), so that many clusters share the work of that many units. The first
-# that fits is taken.
+# pair that fits is taken.
 RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
 """Steps that cutting the last wave must save at least."""
 
-# Skew: limits of shapes. Beyond them no sizes are worth cutting, or the kernel would look too
+# Skew: limits of shapes. Beyond them no sizes are worth cutting, or looking takes the kernel too
 # long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
@@ -212,7 +211,7 @@ SKEW_MOST_GROUPS = 1 << 10
 
 def steps(problem: RaggedProblem) -> int:
     """Steps along k of a kernel that keeps the rows."""
-    itemsize = min(problem.lhs_dtype.itemsize, 2)  # of float32, the parts
+    itemsize = min(problem.lhs_dtype.itemsize, 2)  # float32 has 16-bit parts
     return cdiv(problem.k * itemsize, STEP_BYTES)
 
 
@@ -230,7 +229,7 @@ def rows_stay(problem: RaggedProblem) -> bool:
 
 
 def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
-    """How many tiles all groups have, if they are equal."""
+    """Number of tiles of all groups, if they are equal."""
     count, rows, columns = result_tiles(problem)
     return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
 
@@ -253,9 +252,9 @@ def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> f
 
 
 def stream_k_waves(units: int, steps: int, clusters: int) -> float:
-    """How long `units` units of `steps` steps take on `clusters` clusters, in whole units.
+    """Time of `units` units of `steps` steps on `clusters` clusters, in whole units.
 
-    The cost of handing sums over is left out.
+    It excludes the cost of handing sums over.
     """
     full, last = divmod(units, clusters)
     if last == 0:
@@ -266,7 +265,7 @@ def stream_k_waves(units: int, steps: int, clusters: int) -> float:
 
 
 def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
-    """Room for one tile in float32 from each thread block, and where its consumers announce it."""
+    """Bytes for a float32 tile of each thread block, and for its consumers' announcements."""
     return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
 
 
@@ -295,7 +294,7 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
 
     Args:
       rows: extent of the ragged dimension.
-      units: tiles of one group, those counted once that a cluster computes together.
+      units: tiles of one group; tiles that a cluster computes together count once.
       groups: local groups of all batches.
     """
     return (
@@ -306,10 +305,10 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
 
 
 def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> int:
-    """Room for all sums that `num_blocks` thread blocks can hand over.
+    """Bytes for all sums that `num_blocks` thread blocks can hand over.
 
-    Tiles of one group that are left over when every cluster has the same number are cut into at
-    most as many pieces as there are clusters for, and then once more for those that have none.
+    Every cluster gets equally many tiles of a group. Each tile that is left over is cut into at
+    most as many pieces as it has clusters, and once more for spare clusters.
     """
     tile = cut_tile(kernel)
     clusters = num_blocks // tile.cluster
@@ -332,7 +331,7 @@ R = TypeVar("R", bound=RaggedProblem)
 
 
 def addressable_problem(problem: R) -> R:
-    """`problem` with every row of every array a multiple of what TMA can address."""
+    """Returns `problem` with rows padded to multiples that TMA can address."""
     padded: dict[str, Any] = {}
     for names, dtype in problem.arrays:
         row = names[-1]
@@ -344,7 +343,7 @@ def addressable_problem(problem: R) -> R:
 
 
 def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
-    """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
+    """Returns why kernels cannot read the arrays of `problem` without copies, empty if they can."""
     reasons = unaddressable_rows("mkn", problem, addressable, problem.terms)
     reasons += [
         f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
@@ -374,7 +373,7 @@ def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target)
 
 
 def _float32_bytes(problem: RaggedProblem) -> int:
-    """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
+    """Bytes of the parts of both operands, and of notes on groups, rows and matrices.
 
     The layout is that of `csrc/ragged/parts_workspace.cc`.
     """

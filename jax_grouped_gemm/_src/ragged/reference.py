@@ -1,11 +1,11 @@
 """The ragged matmuls in pure JAX: what every other implementation must compute.
 
-They run on every backend and are what the primitives lower to where the CUDA kernels do not apply.
-Small products, and those of one group, are dots of all rows for every group, and masks. Others are
-a loop over tiles of rows, see `tile_loop`: it does not multiply the work by the number of groups,
-but XLA compiles each such loop anew.
+They run on every backend. Primitives lower to them where the CUDA kernels do not apply. Small
+products, and those of one group, are dots of all rows for every group, and masks. Larger products
+loop over tiles of rows, see `tile_loop`. The loop does not multiply the work by the number of
+groups, but XLA compiles each loop separately.
 
-An operand may carry a leading batch dimension; one without it is shared by the whole batch.
+An operand may have a leading batch dimension; the whole batch shares an operand without it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from jax_grouped_gemm._src.arrays import (
 from jax_grouped_gemm._src.ragged import tile_loop
 from jax_grouped_gemm._src.ragged.dot import Dot, element, rows_between, where_owned
 
-# So many float32 multiplications of all rows with all groups' matrices take about as long on a CPU
+# With so many float32 multiplications, all rows by all groups' matrices take about as long on a CPU
 # as the loop over tiles, which takes longer to compile. A mask takes as long as so many columns of
-# a product. Measured in docs/notes/ragged.md.
+# a product. docs/notes/ragged.md has the measurements.
 MAX_MULTIPLICATIONS = 2**19
 MASKED_COLUMNS = 16
 
@@ -88,7 +88,7 @@ def ragged_noncontracting(
         # Broadcast lhs, because XLA lacks code for some 16-bit products on a CPU without it.
         products = jax.vmap(dot)(lax.broadcast(lhs, (num_groups,)), rhs)  # [g, m, n]
         if num_groups == 1:
-            # XLA does not see that there is nothing to choose.
+            # XLA does not see that a single group needs no choice.
             chosen = products[0]
         else:
             chosen = jax.vmap(element, (1, 0))(products, lax.argmax(owned, 0, jnp.int32))
@@ -143,7 +143,7 @@ def ragged_contracting(
 
         def of_group(start, end):
             owned = rows_between(num_rows, start, end)
-            # Both factors are masked: a zero in one does not silence a NaN in the other.
+            # Mask both factors, because a zero in one does not silence a NaN in the other.
             return dot(where_owned(owned, lhs, lhs_axis), where_owned(owned, rhs, rhs_axis))
 
         return dot.result(jax.vmap(of_group)(*bounds))
@@ -182,7 +182,7 @@ def ragged_accumulate(
 
 
 def ends_of_groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
-    """The row after the last one of each group [.., G]; see `local_group_bounds`."""
+    """Returns the end row of each group [.., G]; see `local_group_bounds`."""
     sizes = jnp.minimum(jnp.maximum(group_sizes, 0), num_rows)
     total_groups = sizes.shape[-1]
     if is_static(num_rows, total_groups) and num_rows * total_groups < 2**31:
@@ -194,7 +194,7 @@ def ends_of_groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
 def local_group_bounds(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
-    """First row and end row of each of the `num_groups` groups from `group_offset` on.
+    """Returns first row and end row of each of the `num_groups` groups from `group_offset` on.
 
     Negative sizes count as zero, the running sum saturates at `num_rows`, and a local group beyond
     the global ones owns nothing, so any input gives rows inside [0, num_rows].
@@ -204,7 +204,7 @@ def local_group_bounds(
         empty = jnp.zeros(num_groups, jnp.int32)
         return empty, empty
     ends = ends_of_groups(group_sizes, num_rows)
-    # Beside the global groups there are as many empty ones as an offset can reach.
+    # Append as many empty groups as an offset can reach.
     none = jnp.zeros(num_groups, ends.dtype)
     offset = jnp.minimum(jnp.maximum(group_offset, -num_groups), total_groups) + num_groups
 
@@ -220,13 +220,13 @@ def local_group_bounds(
 def _multiplies_all_rows(
     dot: Dot, total_groups: int, num_groups: int, num_rows: int, *dimensions: int
 ) -> bool:
-    """Whether each local group takes all rows, of which masks leave it its own, rather than tiles.
+    """Whether each local group multiplies all rows, with masks, instead of tiles.
 
     Args:
-      dot: of one group.
+      dot: dot of one group.
       total_groups: number of global groups.
-      num_groups: number of local ones.
-      num_rows: of all.
+      num_groups: number of local groups.
+      num_rows: number of all rows.
       dimensions: k and n in any order.
     """
     if (total_groups, num_groups) == (1, 1):
@@ -242,7 +242,7 @@ def _multiplies_all_rows(
 def owned_rows(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> jax.Array:
-    """Which rows a local group owns: booleans [num_rows]."""
+    """Returns whether a local group owns each row: booleans [num_rows]."""
     first, end = owned_window(group_sizes, group_offset, num_groups, num_rows)
     rows = jnp.arange(num_rows, dtype=jnp.int32)
     return (rows >= first) & (rows < end)
@@ -251,8 +251,8 @@ def owned_rows(
 def owned_window(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The first row that a local group owns, and the end of those."""
-    # Local groups follow each other without a gap; those that do not exist are 0 to 0.
+    """Returns the first row that a local group owns, and the end of these rows."""
+    # Local groups follow each other without a gap; nonexistent groups are 0 to 0.
     starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
     first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
     return first, jnp.max(ends, initial=0)

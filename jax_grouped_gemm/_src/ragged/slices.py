@@ -1,4 +1,4 @@
-"""The groups of a device that has a slice of the rows, or of the groups' matrices."""
+"""Groups of a device with a slice of the rows, or of the groups' matrices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jax_grouped_gemm._src.ragged.reference import ends_of_groups
 def of_groups(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Operands and parameters of a ragged product whose last operands are group sizes and offset.
+    """Localises a ragged product whose last operands are group sizes and offset.
 
-    Rows m: the local size of a group is how many of its rows lie in the slice. The slice begins
-    with the first group of which it has rows, so that it needs no offset. Groups g: a window of
-    them begins later.
+    Slices of rows m: the local size of a group is the number of its rows in the slice. Rows of the
+    slice begin with its first group, so it needs no offset. Slices of groups g: the window of
+    groups begins later.
     """
     *others, sizes, offset = operands
     if split.splits("m"):
@@ -30,7 +30,7 @@ def of_groups(
         if "num_groups" in params:
             params["num_groups"] = split.part("g")
         if "zeroes_unowned" in params:
-            # The rows of other devices' groups are terms of a sum.
+            # Rows of other devices' groups are terms of a sum.
             params["zeroes_unowned"] = True
     return (*others, sizes, offset), params
 
@@ -38,7 +38,7 @@ def of_groups(
 def of_accumulator(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """The slice of an accumulating product: its accumulator counts once in the sum of devices."""
+    """Localises an accumulating product; the sum over devices adds the accumulator once."""
     (accumulator, *others), params = of_groups(operands, params, split)
     if split.splits("m"):
         accumulator = jnp.where(split.first("m") == 0, accumulator, 0)
@@ -46,7 +46,7 @@ def of_accumulator(
 
 
 def sizes_in_slice(sizes: jax.Array, split: Split) -> jax.Array:
-    """How many rows of each group [.., G] lie in this device's slice of the rows."""
+    """Returns the number of rows of each group [.., G] in this device's slice of the rows."""
     first, rows = split.first("m"), split.part("m")
     ends = ends_of_groups(sizes, split.sizes["m"])
     ends = jnp.clip(ends, first, first + rows)

@@ -1,10 +1,9 @@
-"""When float32 operands are split on their way to the tensor cores, and not in passes before.
+"""Decides whether the kernel itself splits float32 operands, instead of passes before it.
 
-Passes over operands cost the same however little there is to multiply, and kernels that follow one
-another cost their starts. Where groups have few rows, or matrices few rows or columns, that is most
-of the time; and tiles of 128x256 are then mostly nothing. The kernel that splits on the way has
-tiles of 64x128 and no pass, but splits weights again for every 64 rows and takes three products of
-bfloat16 parts for one of float16.
+Passes over operands cost the same however little there is to multiply, and each kernel costs a
+start. If groups have few rows, or matrices few rows or columns, these costs dominate, and tiles of
+128x256 are mostly empty. The kernel that splits has tiles of 64x128 and no passes, but splits
+weights again for every 64 rows, and takes three products of bfloat16 parts for one of float16.
 """
 
 from __future__ import annotations
@@ -18,29 +17,29 @@ from jax_grouped_gemm._src.ragged.problem import RaggedProblem, result_tiles, st
 SWAPPED_FLOAT32_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 SPLIT_MOST_ROWS = 64
-"""Rows a group, on average, up to which it is always faster: reading the weights takes longer than
-multiplying them, and passes over them longer still."""
+"""Average rows of a group up to which it is always faster: reading weights takes longer than
+multiplying them, and passes over weights take even longer."""
 
 # Fitted to products of more rows in h200_never_slower.json, at the default precision
 # (docs/notes/float32.md): of a call; of a wave of tiles and of each of its steps; and the share of
 # the memory's bandwidth.
 SECONDS, WAVE_SECONDS, STEP_SECONDS, SHARE = 4e-6, 1.2e-6, 1.04e-6, 0.61
-# Likewise of the product after passes, which also look at each group.
+# The same for the product after passes, which also look at each group.
 PASSES_SECONDS, GROUP_SECONDS = 14.5e-6, 0.4e-6
 PASSED_WAVE_SECONDS, PASSED_STEP_SECONDS, PASSED_SHARE = 1e-6, 0.61e-6, 0.42
-# Predictions are not that exact: splitting on the way has to be faster by more than this.
+# Predictions are inexact, so splitting in the kernel must be faster by more than this.
 MARGIN = 0.95
 
 
 def pays(problem: RaggedProblem, target: Target) -> bool:
-    """Whether to split on the way, for float32 rows that stay where they are."""
+    """Whether to split in the kernel, for float32 products that keep the rows."""
     if problem.m <= SPLIT_MOST_ROWS * problem.num_groups:
         return True
     return seconds(problem, target) < MARGIN * seconds_with_passes(problem, target)
 
 
 def seconds(problem: RaggedProblem, target: Target) -> float:
-    """The predicted time of the kernel that splits on the way."""
+    """Returns the predicted time of the kernel that splits operands itself."""
     products = float32.products_in_kernel(problem.terms) / float32.products_in_kernel(1)
     step = STEP_SECONDS * products
     multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
@@ -51,7 +50,7 @@ def seconds(problem: RaggedProblem, target: Target) -> float:
 
 
 def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
-    """The predicted time of passes that split and of the product after them."""
+    """Returns the predicted time of passes that split and of the product after them."""
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, problem.terms)
     step = PASSED_STEP_SECONDS * problem.terms
     waves = _waves(problem, DEFAULT_TILE, target)

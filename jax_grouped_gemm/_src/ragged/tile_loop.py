@@ -1,6 +1,6 @@
-"""The ragged matmuls as a loop over the row tiles that really exist, with a traced trip count.
+"""The ragged matmuls as a loop over the row tiles that exist, with a traced trip count.
 
-They do O(M*K*N) work plus one tile per group and never build a [G, M, K] temporary.
+The loops do O(M*K*N) work plus one tile per group, and never build a [G, M, K] temporary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def noncontracting(
         group, first, end = tiles.at(tile)
         window = _RowWindow(first, end, tile_rows, padded_rows)
         product = dot.result(dot(window.load(lhs, lhs_axis), element(rhs, group)))
-        # The window may reach into rows of other groups: those keep what they have.
+        # The window may reach into rows of other groups, which keep their values.
         kept = window.load(out, axis=0)
         return window.store(out, select_rows(window.mask, product, kept, axis=0))
 
@@ -82,16 +82,16 @@ def contracting(
         accumulator, out = carry
         group, first, end = tiles.at(tile)
         window = _RowWindow(first, end, tile_rows, padded_rows)
-        # Both factors are masked: a zero in one does not silence a NaN in the other.
+        # Mask both factors, because a zero in one does not silence a NaN in the other.
         product = dot(window.load_masked(lhs, lhs_axis), window.load_masked(rhs, rhs_axis))
-        # A group starts from nothing. The sum before may be NaN.
+        # Start each group from zero by selection, because the previous sum may be NaN.
         before = lax.select(
             lax.broadcast(first == element(tiles.start, group), accumulator.shape),
             jnp.zeros_like(accumulator),
             accumulator,
         )
         accumulator = before + product
-        # The sum so far; that of the group's last tile stays.
+        # Store the sum so far; the last tile of the group stores the final sum.
         result = dot.result(accumulator)
         return accumulator, _with_element(out, result, group)
 
@@ -102,17 +102,17 @@ def contracting(
 
 @dataclasses.dataclass(frozen=True)
 class _Tiles:
-    """The tiles of all groups, in order; all are [T], of which the first `count` exist.
+    """The tiles of all groups, in order.
 
-    Made as far as possible before the loop over tiles: what products of the same groups do there
-    XLA compiles once, but the body of a loop once for each product.
+    Computed before the loop over tiles as far as possible: XLA compiles this once for all products
+    of the same groups, but the body of a loop once for each product.
 
     Attributes:
-      group: [T], whose rows they are, in order; the first `count` exist.
-      base: [G], the first row of a group's tile 0, had it one.
+      group: [T], the group of each tile; only the first `count` tiles exist.
+      base: [G], the first row of a group's tile 0, even if it does not exist.
       start, end: [G], first and end row of each group.
-      count: how many tiles there are.
-      tile_rows: rows of each.
+      count: number of tiles.
+      tile_rows: rows of each tile.
     """
 
     group: jax.Array
@@ -124,7 +124,7 @@ class _Tiles:
 
     @classmethod
     def of(cls, bounds: tuple[jax.Array, jax.Array], tile_rows: int, num_rows: int) -> _Tiles:
-        """The tiles of groups with these first and end rows."""
+        """Returns the tiles of groups with these first and end rows."""
         start, end = bounds
         num_groups = start.shape[0]
         tiles = lax.div(end - start + (tile_rows - 1), jnp.int32(tile_rows))
@@ -137,7 +137,7 @@ class _Tiles:
         return cls(group, start - (last - tiles) * tile_rows, start, end, last[-1], tile_rows)
 
     def at(self, tile: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The group of a tile, its first row, and its group's end."""
+        """Returns the group of a tile, its first row, and its group's end."""
         group = element(self.group, tile)
         first = element(self.base, group) + tile * self.tile_rows
         return group, first, element(self.end, group)
@@ -149,7 +149,7 @@ def _with_element(x: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array
 
 
 class _RowWindow:
-    """`tile_rows` rows of a matrix, of which only those in [first, end) count.
+    """A window of `tile_rows` rows of a matrix, where only rows in [first, end) count.
 
     A dynamic slice must lie inside its array, so the last window is moved up and masks the rows
     before `first` as well as those from `end` on.
@@ -184,7 +184,7 @@ def _tile_rows(num_rows: int, num_groups: int) -> int:
 
 
 def _with_a_window(x: jax.Array, axis: int, tile_rows: int) -> jax.Array:
-    """`x` with rows for a window, however few its symbolic number of rows may turn out to be."""
+    """Pads `x` so that a window fits, because a symbolic number of rows may be small."""
     if is_static(x.shape[axis]):
         return x
     return jnp.pad(x, [(0, tile_rows if i == axis else 0) for i in range(x.ndim)])

@@ -37,18 +37,18 @@ NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
 NARROW_STREAM_K_TILE = dataclasses.replace(NARROW_TILE, stream_k=True)
 PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 
-# Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
-# where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
+# Cutting the last wave saves 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
+# if groups or steps are few. Elsewhere it saves nothing, or costs up to 1 % (2 % in FP8).
 STREAM_K_LEAST_ROWS = 256
 STREAM_K_LEAST_STEPS = 64
 STREAM_K_MOST_WAVES = 16
-# Where there are few tiles, whatever the rows: of two waves at most, cutting the last one has to
-# save so many steps. With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25
-# times as much (docs/notes/ragged.md).
+# For few tiles, at most two waves, with any rows: cutting the last wave must save so many steps.
+# With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25 times as much
+# (docs/notes/ragged.md).
 STREAM_K_FEW_WAVES = 2
 STREAM_K_SAVED_STEPS = 25
-# Likewise for narrow tiles: with 21 it takes .85 to .94 of the time, with 18 and fewer 1.06 to 1.5
-# times as much.
+# The same for narrow tiles: with 21 steps cutting takes .85 to .94 of the time, with 18 and fewer
+# 1.06 to 1.5 times as much.
 NARROW_SAVED_STEPS = 20
 
 # Waves of narrow tiles up to which they compute weight gradients, and other products of so few
@@ -56,7 +56,7 @@ NARROW_SAVED_STEPS = 20
 # four they take 1.07 times as much (docs/notes/ragged.md).
 NARROW_WAVES, NARROW_STEPS = 3, 4
 
-# Mean rows of a group, between which it was measured to pay that consumers take turns.
+# Bounds of the mean rows of a group within which taking turns was measured to pay.
 PINGPONG_LEAST_ROWS = 384
 PINGPONG_MOST_ROWS = 2048
 
@@ -93,7 +93,7 @@ def _cutting_narrow_pays(problem: RaggedProblem, target: Target) -> bool:
 
 
 def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Target) -> bool:
-    """Whether there are few tiles, of which cutting the last wave saves so many steps."""
+    """Whether there are few tiles, and cutting the last wave saves so many steps."""
     clusters = max(target.multiprocessors // tile.cluster, 1)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
@@ -101,13 +101,12 @@ def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Ta
 
 
 def _can_take_turns(problem: RaggedProblem) -> bool:
-    # The stages of kernels that accumulate hold what is added to, until both consumers have read
-    # it.
+    # Stages of kernels that accumulate hold the accumulator until both consumers have read it.
     return problem.contracts_rows and not problem.accumulates
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
-    if problem.n <= NARROW_TILE.tile_n:  # a third of a tile would be nothing: 1.03 to 1.4 times
+    if problem.n <= NARROW_TILE.tile_n:  # a third of a tile would be empty: 1.03 to 1.4 times
         return False
     least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
     return least <= problem.m <= most
@@ -171,7 +170,7 @@ def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
             record=(name, "decode_up/forward/random"),
             runs=lambda problem: problem.terms == terms and rows_stay(problem),
             pays=split_in_kernel.pays,
-            # The other one has a scale for all rows of a group.
+            # The other kernel has one scale for all rows of a group.
             in_order=always,
         ),
     )

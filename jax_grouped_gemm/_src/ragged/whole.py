@@ -1,6 +1,6 @@
 """XLA's products of all rows with every group's matrix, which small problems fall back to.
 
-Which do is for `_src.fallback` to predict.
+`_src.fallback` predicts which problems do.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def product(
 ) -> jax.Array:
     """The reference by one batched product and masks.
 
-    A NaN or Inf in another group's matrix or rows reaches no result: what does not belong to a
-    group is left out by selection, before or after the product.
+    A NaN or Inf in another group's matrix or rows reaches no result, because selection before or
+    after the product leaves them out.
     """
     problem = plan.problem
     g, m = problem.shape("gm")
@@ -73,14 +73,14 @@ def product(
     row_axis = 1 + problem.lhs.index("m")
     if not problem.contracts_rows:
         products = dot(lhs, rhs, 1 + problem.lhs.index("k"), problem.rhs.index("k"))
-        # A row has one group at most.
+        # A row has at most one group.
         return _select(owned, products, 1).sum(axis=0)
     rhs = jnp.broadcast_to(rhs, (g, *rhs.shape))
     rhs_axis = 1 + problem.rhs.index("m")
-    # Both factors are masked: a zero in one does not silence a NaN in the other.
+    # Mask both factors, because a zero in one does not silence a NaN in the other.
     return dot(_select(owned, lhs, row_axis), _select(owned, rhs, rhs_axis), row_axis, rhs_axis)
 
 
 def _select(owned: jax.Array, x: jax.Array, row_axis: int) -> jax.Array:
-    """The rows that each group owns of x [g, ...], zeros elsewhere."""
+    """Returns the rows of x [g, ...] that each group owns, zeros elsewhere."""
     return lax.select(lax.broadcast_in_dim(owned, x.shape, (0, row_axis)), x, jnp.zeros_like(x))

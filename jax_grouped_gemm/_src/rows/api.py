@@ -88,13 +88,12 @@ def gather_rows(
     inverse: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Copy `x[rows]`, with rows of zeros where an index is not in [0, T).
+    """Copies `x[rows]`, with rows of zeros where an index is not in [0, T).
 
     Args:
       x: tokens [T, ...] of any dtype.
       rows: integers [m], the token that each row is a copy of, such as `order // top_k`.
-      count: integer scalar, how many of the m rows are valid, by default all. The other rows are
-        undefined.
+      count: integer scalar, number of valid rows, by default m. Other rows are undefined.
       inverse: integers [T, k], the positions of each token in `rows`. Each position occurs once;
         indices that are negative or too large stand for no row. With `inverse` the kernel reads
         each token once, and the gradient with respect to `x` is `combine`. Without it XLA sorts the
@@ -240,7 +239,7 @@ def combine(
 
 
 def _order_of_rows(rows, expert_order, order) -> tuple[jax.Array, jax.Array]:
-    """order [m], or [0] if it is not known, and inverse [T, k]."""
+    """Returns order [m], or [0] if it is not known, and inverse [T, k]."""
     if not isinstance(expert_order, jax.Array | np.ndarray):
         if order is not None:
             raise ValueError("combine: order is part of expert_order, and given as well")
@@ -277,7 +276,7 @@ def _integers(function: str, name: str, x: ArrayLike) -> jax.Array:
 
 
 def _count(function: str, count: ArrayLike | None) -> jax.Array:
-    """`count` as int32 [1], or [0] if all rows are valid."""
+    """Returns `count` as int32 [1], or [0] if all rows are valid."""
     if count is None:
         return jnp.zeros((0,), jnp.int32)
     count = as_indices(f"{function}: count", count)

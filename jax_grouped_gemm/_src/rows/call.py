@@ -1,4 +1,4 @@
-"""From a plan of an operation on rows to one custom call."""
+"""Runs the plan of an operation on rows: one custom call."""
 
 from __future__ import annotations
 

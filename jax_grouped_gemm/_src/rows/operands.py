@@ -1,4 +1,4 @@
-"""Operands of the MoE functions, checked."""
+"""Checks operands of the MoE functions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ register_namedtuple_serialization(ExpertOrder, serialized_name="jax_grouped_gemm
 
 
 def check_whole_routing(function: str, routing: Routing) -> None:
-    """`check_routing`, and a `NotImplementedError` if it is sharded over explicit mesh axes."""
+    """Does `check_routing`, and raises a `NotImplementedError` if explicit axes shard it."""
     check_routing(function, routing)
     refuse_sharded(function, **{f"routing.{name}": x for name, x in routing._asdict().items()})
 
 
 def checked_order(function: str, expert_order: ExpertOrder) -> tuple[jax.Array, jax.Array]:
-    """The order and its inverse; a `TypeError` if they are none."""
+    """Returns the order and its inverse; raises a `TypeError` if they are invalid."""
     if not isinstance(expert_order, ExpertOrder):
         raise TypeError(
             f"{function}: expert_order must be a moe.ExpertOrder, as moe.sort_by_expert returns, "
@@ -57,7 +57,7 @@ def check_shapes(
     wo: jax.Array,
     group_offset: jax.Array | None,
 ) -> None:
-    """A `TypeError` unless tokens, routing and matrices of a layer fit together."""
+    """Raises a `TypeError` unless tokens, routing and matrices of a layer fit together."""
     factors = dict(x=x, wi_0=wi_0, wo=wo) | ({} if wi_1 is None else dict(wi_1=wi_1))
     check_floating(function, jnp.inexact, **factors)
     check_real(function, "routing.weights", routing.weights, *factors.values())
@@ -90,7 +90,7 @@ def check_shapes(
 
 
 def check_real(function: str, name: str, operand: jax.Array, *factors: jax.Array) -> None:
-    """A `TypeError` if `operand` is complex and no factor is: its imaginary part would be lost."""
+    """Raises a `TypeError` if only `operand` is complex: its imaginary part would be lost."""
     if jnp.iscomplexobj(operand) and not any(map(jnp.iscomplexobj, factors)):
         raise TypeError(
             f"{function}: {name} must be real where all that it is applied to is, got dtype "
@@ -106,7 +106,7 @@ def checked_biases(
     wi_1: jax.Array | None,
     wo: jax.Array,
 ) -> list[jax.Array | None]:
-    """The biases of wi_0, wi_1 and wo; a `TypeError` if their shapes or dtypes don't fit."""
+    """Returns the biases of wi_0, wi_1 and wo; raises a `TypeError` if they do not fit."""
     if biases is None:
         return [None] * 3
     if not isinstance(biases, tuple | list) or len(biases) != 3:

@@ -1,4 +1,4 @@
-"""Rows in another order, by gathers alone in both directions."""
+"""Permutes rows, by gathers only in both directions."""
 
 from __future__ import annotations
 

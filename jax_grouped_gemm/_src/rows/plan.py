@@ -1,4 +1,4 @@
-"""Which kernel sorts or moves rows, decided from static shapes alone."""
+"""Plans sorts and moves of rows, from static shapes alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
 
 MOST_EXPERTS = 16384
-"""More than that, and no block has a counter for each."""
+"""The most experts for which a block has one counter each."""
 
 PAIRS_OF_A_SORT_IN_ONE_BLOCK = 4096
 PAIRS_OF_A_BLOCK = 1024
@@ -46,7 +46,7 @@ class Sort(Kernel):
 
 
 def _several_blocks(pairs: int, num_experts: int) -> int:
-    """Blocks that keep a sort short: each reads the counts of all others."""
+    """Number of blocks that makes a sort fastest, as each reads the counts of all other blocks."""
     by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
     return min(cdiv(pairs, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
 
@@ -68,7 +68,7 @@ class Move(Kernel):
     """A way to move rows, of the formats `lhs`, which are summed in float32.
 
     Attributes:
-      columns: how many of a row are moved at a time.
+      columns: columns of a row that are moved at a time.
     """
 
     lhs: Formats = FLOATS
@@ -79,8 +79,8 @@ GATHERS = (
     Move("by_row"),
     Move("by_token", pays=lambda row_of_pair, target: row_of_pair.shape[-1] != 0),
 )
-"""The table for gathers: row by row, or one token after the other, which reads tokens once and has
-to know the rows of each. The problem is `row_of_pair`."""
+"""The table for gathers: row by row, or token by token, which reads each token once and needs the
+rows of each token. The problem is `row_of_pair`."""
 
 COPIES = *GATHERS, *(dataclasses.replace(x, lhs=FLOATS_8, columns=2) for x in GATHERS)
 """The table for gathers without weights."""
@@ -106,7 +106,7 @@ class RowsProblem:
 
     Attributes:
       op: name of the primitive.
-      results: all that the primitive returns.
+      results: results of the primitive.
     """
 
     op: str
@@ -161,7 +161,7 @@ def plan_move(
     if not reason and x.shape[-1] % kernels[0].columns:
         reason = f"rows of {dtype} are copied {kernels[0].columns} columns at a time"
     kernel = choose(kernels, avals[2], target)
-    # Tokens, rows or choices that are not there leave nothing to read.
+    # Without tokens, rows or choices there is nothing to read.
     if op == "gather_rows":
         shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
         divisor = params["divisor"]
@@ -185,7 +185,7 @@ def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:
 
 
 def _no_kernel_reason(avals, params, batch) -> str:
-    """Why no kernel can run whatever the operation; empty if one can."""
+    """Returns why no kernel of any operation can run; empty if one can."""
     if params["implementation"] == "xla":
         return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):

@@ -3,7 +3,7 @@
 `gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of one trilinear form, so
 that each is a cotangent of the others and they are differentiable to any order. XLA computes the
 cotangent of a gather without `row_of_pair`, in the order of the rows. The cotangent of a combine
-without `pair_of_row` is a scatter-add of XLA's, which takes any indices, repeated ones too.
+without `pair_of_row` is a scatter-add of XLA, which also takes repeated indices.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SORT = Op(
 )
 
 
-# Which row is whose is told of all rows and tokens, so that devices split columns alone.
+# Indices refer to all rows and tokens, so devices can only split columns.
 
 
 def _moves_dims(*_, **params) -> Dims:
@@ -142,7 +142,7 @@ def _register_jvp(op: Op) -> None:
         out = op.bind(*primals, **params)
         terms = []
         for place in _FACTORS[op]:
-            # Weights that are not there have a tangent without elements.
+            # Missing weights have a tangent without elements.
             if not is_zero(tangents[place]) and primals[place].shape[-1]:
                 operands = list(primals)
                 operands[place] = tangents[place]
@@ -153,7 +153,7 @@ def _register_jvp(op: Op) -> None:
 
 
 def _register_transpose(op: Op, *cotangents) -> None:
-    """`cotangents` give, for each factor, its cotangent from `(ct, aval, *operands, **params)`."""
+    """Registers `cotangents`, called for each factor as `(ct, aval, *operands, **params)`."""
 
     def rule(ct, *operands, **params):
         results: list[jax.Array | None] = [None] * len(operands)
@@ -164,7 +164,7 @@ def _register_transpose(op: Op, *cotangents) -> None:
                 continue
             aval = operands[place].aval
             if ct.ndim > 2 and aval.ndim == 2:
-                # One operand for the whole batch, whose cotangents are added up before rounding.
+                # The whole batch shares this operand: add up its cotangents before rounding.
                 ct = ct.astype(reference.accumulator(ct.dtype))
                 result = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
             else:
@@ -176,7 +176,7 @@ def _register_transpose(op: Op, *cotangents) -> None:
 
 
 def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
-    """The cotangent of x: the sums of the rows y, times the weights."""
+    """Returns the cotangent of x: the sums of the rows y, times the weights."""
     if not row_of_pair.shape[-1]:
         implementation = "xla"  # no kernel adds up rows by `pair_of_row`
     params = dict(divisor=divisor, implementation=implementation)
@@ -184,13 +184,13 @@ def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, im
 
 
 def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
-    """The cotangent of y: copies of the tokens x, times the weights."""
+    """Returns the cotangent of y: copies of the tokens x, times the weights."""
     if not pair_of_row.shape[-1]:
         return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
     params = dict(divisor=divisor, implementation=implementation)
     y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
     if y.ndim > aval.ndim and count.shape[-1]:
-        # Rows that a batch shares may be valid in one element of it and undefined in another.
+        # Shared rows may be valid in one element of the batch and undefined in another.
         valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
         y = jnp.where(valid[..., None], y, 0)
     return y

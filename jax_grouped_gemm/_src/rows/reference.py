@@ -3,18 +3,18 @@
 A token has k pairs, (token, choice), and a pair at most one row: its expert's copy of the token.
 `gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of the sum over all pairs
 with a row of w[t, c] <x[t], y[row of (t, c)]> by the rows y [m, D], the tokens x [T, D] and the
-weights w [T, k]. Which row belongs to which pair is known from either side:
+weights w [T, k]. Two arrays say which row belongs to which pair:
 
     row_of_pair [T, k]  the row of each pair, no row if not in [0, m)
     pair_of_row [m]     the pair of each row, as t * divisor + c; no pair if not in [0, T * divisor)
 
-Here c is the choice if `divisor` is k; with a `divisor` of 1 it is left out, and rows know their
-tokens only. Rows at or past `count` [1] are no rows either. Where both sides are given, they have
-to agree. Sums are float32 at least, in the order of the choices, or of the rows where only rows
-know their pairs, and rounded once.
+Here c is the choice if `divisor` is k; with a `divisor` of 1 it is left out, and rows know only
+their tokens. Rows at or past `count` [1] are no rows either. If both arrays are given, they must
+agree. Sums are in float32 at least, in the order of choices, or in the order of rows without
+`row_of_pair`, and rounded once.
 
 Every operand may have a batch dimension in front. `weights` [T, 0], `count` [0], `row_of_pair`
-[T, 0] and `pair_of_row` [0] stand for operands that are not there.
+[T, 0] and `pair_of_row` [0] stand for missing operands.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def combine_rows(
 
 
 def _sums_of_rows(y, pair_of_row, count, num_tokens, divisor):
-    """The sums of each token's rows, in the order of the rows."""
+    """Returns the sums of each token's rows, in the order of the rows."""
     exists = _pairs_that_exist(pair_of_row, count, num_tokens * divisor)
     token_of_row = jnp.where(exists, pair_of_row // divisor, num_tokens)
     order = jnp.argsort(token_of_row, stable=True)
@@ -164,7 +164,7 @@ def row_dots(
 def spread_rows(
     x: jax.Array, row_of_pair: jax.Array, weights: jax.Array, count: jax.Array, *, num_rows: int
 ) -> jax.Array:
-    """`gather_rows`, from `row_of_pair` alone; several pairs may have the same row.
+    """Computes `gather_rows` from `row_of_pair` alone; several pairs may have the same row.
 
     Returns:
       [b?, num_rows, D], in the dtype of x.
@@ -214,7 +214,7 @@ def _rows_that_exist(row_of_pair, count, num_rows):
 
 
 def _varying_zeros(shape, x, indices):
-    """Zeros of the dtype of `x`, to which nothing may be added, that vary as if something were."""
+    """Returns zeros of the dtype of `x` that vary over the axes of `x` and `indices`."""
     return vary_over(jnp.zeros(shape, x.dtype), varying_axes(x, indices))
 
 

@@ -1,4 +1,4 @@
-"""Which experts a token visits, and the losses that keep a router balanced."""
+"""Routes tokens to experts, and computes the losses that keep a router balanced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _log_sqrt_softplus(x: jax.Array) -> jax.Array:
     return jnp.where(is_far, x - jnp.exp(x) / 2, near) / 2
 
 
-# Logarithms of scores, but for a constant of the token's: far below zero the scores underflow.
+# Logarithms of scores, up to a constant for each token: far below zero the scores underflow.
 LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: logits,
     "sigmoid": jax.nn.log_sigmoid,
@@ -48,7 +48,7 @@ SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class Routing(NamedTuple):
-    """Which experts every token visits, and how much each of them counts."""
+    """The experts that every token visits, and their weights."""
 
     logits: jax.Array  # [..., E], at least float32
     experts: jax.Array  # [..., k] int32, best expert first, all different
@@ -100,8 +100,8 @@ def route(
       scoring: the function from logits to scores: "softmax" over the experts, "sigmoid",
         "sqrt_softplus", or any elementwise function. Weights are the scores of the chosen experts.
       correction_bias: [E], added to the scores to choose experts, but not to the weights.
-      num_groups: into how many groups of consecutive experts a token's choice is divided.
-      top_groups: how many of these groups a token may choose from. They are the groups whose best
+      num_groups: number of groups of consecutive experts, for choices within groups.
+      top_groups: number of groups that a token may choose from. They are the groups whose best
         expert has the largest score or, with `correction_bias`, whose two best experts have the
         largest sum.
       scale: a number that multiplies all final weights.
@@ -132,7 +132,7 @@ def route(
         raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
     logits = logits.astype(at_least_float32(logits.dtype))
     scale = _checked_scale(scale, logits.dtype)
-    # Each named scoring grows with the logits, which choose the same experts and never tie first.
+    # Named scorings grow with the logits, which choose the same experts and do not tie earlier.
     given = _checked_scores(scoring(logits), logits) if callable(scoring) else logits
     criterion = given
     if correction_bias is not None:
@@ -153,7 +153,7 @@ def route(
         return jnp.take_along_axis(x, experts, axis=-1)
 
     if renormalize and not callable(scoring):
-        # Not below all numbers, as where every expert is masked: that has no difference to another.
+        # Clip minus infinity, as where every expert is masked: differences of infinities are NaN.
         picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
         weights = jax.nn.softmax(picked, axis=-1)
     else:
@@ -164,7 +164,7 @@ def route(
 
 
 def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
-    """A number, or an array of one, that leaves shape and dtype of weights as they are."""
+    """Returns a number, or an array of one, that does not change shape and dtype of weights."""
     if not isinstance(scale, jax.Array | np.ndarray):
         return checked_real("route: scale", scale)
     is_real = jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)
@@ -176,7 +176,7 @@ def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
 
 
 def _checked_scores(scores: Any, logits: jax.Array) -> jax.Array:
-    """The result of a function of the logits, in their dtype."""
+    """Returns the result of a function of the logits, in their dtype."""
     scores = as_array("route: what scoring returns", scores)
     if scores.shape != logits.shape or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise TypeError(
@@ -189,7 +189,7 @@ def _checked_scores(scores: Any, logits: jax.Array) -> jax.Array:
 def _within_groups(
     criterion: jax.Array, top_k: int, num_groups: Any, top_groups: Any, best_of_group: int
 ) -> jax.Array:
-    """`criterion` within a token's best `top_groups` groups, minus infinity elsewhere."""
+    """Returns `criterion` in a token's best `top_groups` groups, minus infinity elsewhere."""
     num_experts = criterion.shape[-1]
     num_groups = checked_int("num_groups", num_groups)
     top_groups = checked_int("top_groups", top_groups)
@@ -211,7 +211,7 @@ def _within_groups(
 
 
 def check_routing(function: str, routing: Routing) -> None:
-    """A `TypeError` unless `routing` is what `route` returns, of shapes that fit together."""
+    """Raises a `TypeError` unless `routing` is a result of `route`, with matching shapes."""
     if not isinstance(routing, Routing):
         raise TypeError(
             f"{function}: routing must be a moe.Routing, as moe.route returns, got "
@@ -232,7 +232,7 @@ def check_routing(function: str, routing: Routing) -> None:
 
 
 def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
-    """The routing in which padding tokens visit no expert: their experts are -1, their weights 0.
+    """Returns a routing where padding tokens visit no expert: experts are -1, and weights 0.
 
     Layers do no work for padding tokens. Their results and gradients are zero. `sort_by_expert` of
     this routing counts real tokens only, in `group_sizes` [E]. Padding tokens are rows without a
@@ -253,7 +253,7 @@ def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
 
 
 def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) -> jax.Array:
-    """`mask` as an array, if it is booleans [...] for an operand [..., n] with this name."""
+    """Returns `mask` as an array, if it is booleans [...] for an operand [..., n] of this name."""
     mask = as_array(f"{function}: mask", mask)
     if mask.dtype != bool or mask.shape != operand.shape[:-1]:
         raise TypeError(
@@ -264,12 +264,12 @@ def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) 
 
 
 def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
-    """How many choices fell on each expert, of tokens in the mask only: [E] int32."""
+    """Counts the choices of each expert, only by tokens in the mask: [E] int32."""
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
     # E addresses.
     experts = jnp.arange(routing.logits.shape[-1], dtype=jnp.int32)
     chosen = jnp.expand_dims(as_indices("routing.experts", routing.experts), -1)
-    # Not reshaped: tokens may be divided along explicit mesh axes.
+    # Do not reshape: tokens may be divided along explicit mesh axes.
     experts = jnp.expand_dims(experts, range(chosen.ndim - 1))
     is_chosen = chosen == experts
     if mask is not None:
@@ -330,7 +330,7 @@ def router_z_loss(routing: Routing, *, mask: ArrayLike | None = None) -> jax.Arr
 def auxiliary_losses(
     routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
 ) -> AuxiliaryLosses:
-    """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss.
+    """Returns both router losses; add about 1e-2 and 1e-3 times these to the task's loss.
 
     Args:
       routing: the result of `route`.
@@ -344,12 +344,12 @@ def auxiliary_losses(
 def _with_mask(
     function: str, routing: Routing, mask: ArrayLike | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The logits, zero for tokens that are not in the mask, and the mask as a checked array."""
+    """Returns the logits, zero for tokens outside the mask, and the mask as a checked array."""
     logits = routing.logits
     if mask is None:
         return logits, None
     mask = checked_mask(function, mask, "logits", logits)
-    # Before the loss, because the gradient of a masked NaN would be zero times NaN.
+    # Mask before the loss, because the gradient of a masked NaN would be zero times NaN.
     return jnp.where(mask[..., None], logits, 0), mask
 
 
@@ -362,7 +362,7 @@ def _at_least_one(count: int | jax.Array) -> int | jax.Array:
 
 
 def _mean(x: jax.Array, logits: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Over the leading axes of the logits, of tokens in the mask; zero for no tokens."""
+    """Returns the mean over tokens in the mask; zero if there are none."""
     axes = tuple(range(logits.ndim - 1))
     if mask is not None:
         x = jnp.where(jnp.expand_dims(mask, range(mask.ndim, x.ndim)), x, 0)

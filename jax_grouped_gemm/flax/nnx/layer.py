@@ -68,12 +68,12 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
     The quantised weights are variables of the type `Quantized`, one for each array, such as
     `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
     checkpoint. A stack of parameters, of layers under `nnx.scan`, becomes a stack of quantised
-    ones. Parameters are not rounded to the `dtype` of a layer before they are quantised.
+    weights. Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
     Args:
       model: a module.
-      format: that of `jax_grouped_gemm.quantize`, or None.
-      **options: of `jax_grouped_gemm.quantize`, such as `group_size`.
+      format: a format of `jax_grouped_gemm.quantize`, or None.
+      **options: options of `jax_grouped_gemm.quantize`, such as `group_size`.
 
     Raises:
       ValueError: a layer has a recipe and a format is given, or `format` is not registered.
@@ -100,7 +100,7 @@ def has_quantized(module: Any) -> bool:
 def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
     """Gives a layer its quantised weights."""
     if layer.quantized is None:
-        # A variable for each array: checkpoints make dictionaries of named tuples.
+        # Make a variable for each array, because checkpoints turn named tuples into dictionaries.
         layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
         return
     for matrix, forms in arrays.items():

@@ -40,15 +40,15 @@ class Optimizer(nnx.Module):
     Layers that share parameters share their quantised weights too.
 
     Attributes:
-      step: how often `update` was called.
+      step: number of calls of `update`.
       optimizer: the optimiser.
       opt_state: its state, as `nnx.OptState` variables, without the quantised weights.
       wrt: the filter.
 
     Args:
       model: an NNX module.
-      optimizer: of `optim.adamw` or `optim.quantized`.
-      wrt: which variables are optimised, as for `nnx.grad`.
+      optimizer: a result of `optim.adamw` or `optim.quantized`.
+      wrt: filter of the variables to optimise, as for `nnx.grad`.
 
     Raises:
       TypeError: `optimizer` is not an optimiser of `optim`.
@@ -75,12 +75,12 @@ class Optimizer(nnx.Module):
                     )
             for layer in layers[1:]:
                 layer.quantized = layers[0].quantized
-        # The state is made of variables, so that it has the parameters' metadata.
+        # Make the state from variables, so that it has the parameters' metadata.
         state = self._selecting(()).init(nnx.state(model, wrt))
         self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
 
     def compute_model(self, model: nnx.Module) -> Any:
-        """A copy of `model` to differentiate a loss by, so that gradients of experts have 16 bits.
+        """Returns a copy of `model` to differentiate a loss by, with 16-bit gradients of experts.
 
         The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
         layers themselves do. XLA removes the casts, since layers read the quantised weights.
@@ -100,8 +100,8 @@ class Optimizer(nnx.Module):
 
         Args:
           model: the model.
-          gradients: of `nnx.grad`.
-          **options: of `optim.Optimizer.step`, such as `factor`.
+          gradients: gradients from `nnx.grad`.
+          **options: options of `optim.Optimizer.step`, such as `factor`.
         """
         layers = _layers(model, self.wrt)
         params = nnx.as_pure(nnx.state(model, self.wrt))
@@ -125,7 +125,7 @@ class Optimizer(nnx.Module):
         self.step[...] += 1
 
     def _selecting(self, paths: Container[Path]) -> optim.Optimizer:
-        """The optimiser that quantises the layers at those paths."""
+        """Returns the optimiser that quantises the layers at those paths."""
 
         def select(path: Path, leaf: Any) -> bool:
             return bool(path) and path[:-1] in paths and path[-1] in MATRICES
@@ -134,7 +134,7 @@ class Optimizer(nnx.Module):
 
 
 def quantized_state(quantized: Any) -> nnx.State:
-    """The `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
+    """Returns the `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
 
     For functions of `nnx.State`s:
 
@@ -156,7 +156,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _as_opt_state(tree: Any) -> Any:
-    """Variables of an optimiser: for arrays, and for variables, with their metadata."""
+    """Returns variables of an optimiser for arrays, or for variables, with their metadata."""
 
     def of(x: Any) -> nnx.Variable:
         if not _is_variable(x):
@@ -168,11 +168,11 @@ def _as_opt_state(tree: Any) -> Any:
 
 
 def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
-    """The layers whose weights are quantised, by the place of their parameters in the state."""
+    """Returns the quantised layers, by the paths of their parameters in the state."""
     place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
     layers: dict[Path, list[MoE]] = {}
     for _, module in nnx.iter_graph(model):
-        # `quantize` chose them by the mesh that was set then, which may be another one now.
+        # `quantize` chose layers by the mesh that was set then; now another one may be set.
         if not isinstance(module, MoE) or module.quantized is None or module.formats is not None:
             continue
         paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]

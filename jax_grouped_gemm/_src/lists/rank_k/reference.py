@@ -64,7 +64,7 @@ def update(
     reverse = flip(product, hermitian=False)
     if symmetrize:
         # Mirror before any arithmetic, so that an element and its mirror image come from the same
-        # numbers in the same expression. Otherwise XLA may contract them to unlike multiply-adds.
+        # numbers in the same expression. Otherwise XLA may contract them differently.
         product, reverse = _mirrored(product, upper), _mirrored(reverse, upper)
         c = None if c is None else _mirrored(c, upper)
     scale = per_matrix(alpha, dtype)

@@ -1,11 +1,10 @@
-"""The MLP of experts in FP8, with a derivative of its own.
+"""The MLP of experts in FP8, with a custom derivative.
 
-Tokens are quantised before they are copied to the rows of their experts, so that half the bytes are
-copied, and scales with them, or none where the product reads tokens in place; the same holds for
-the gradient of what is combined to tokens. Few tokens are quantised on their rows by one kernel.
-Gate and up are one product forward and one backward. No
-operand of a product in FP8 is read from an array of more bits: the elementwise steps between
-products quantise what they compute.
+Tokens are quantised before they are copied to the rows of their experts, which halves the bytes to
+copy. Where the product reads tokens in place, nothing is copied. The gradient of combined results
+is treated likewise. One kernel copies and quantises few tokens. Gate and up are one product forward
+and one backward. Products read FP8 operands only: the elementwise steps between products quantise
+their results.
 """
 
 from __future__ import annotations
@@ -64,18 +63,18 @@ def mlp(
     """The MLP of checked operands: [m, D], or [T, D] where it `combines`; without wo [m, F].
 
     Args:
-      recipe: with forward and dgrad in FP8.
-      activation: of the hidden layer.
-      implementation: of the kernels.
-      operands: with gate and up in two matrices.
+      recipe: a recipe with forward and dgrad in FP8.
+      activation: activation of the hidden layer.
+      implementation: implementation of the kernels.
+      operands: operands with gate and up in two matrices.
       quantized: the matrices, if they are quantised already.
-      combines: whether the rows of each token, which `inverse` knows, are summed up.
+      combines: whether the rows of each token, which `inverse` has, are summed up.
     """
     alone = None
     if quantized is None:
         alone = _forward_choice(recipe, implementation, operands)
     leaves, tree = jax.tree.flatten((operands, quantized))
-    # Outside the custom derivative, where the casts have transposes.
+    # Cast outside the custom derivative, so that JAX transposes the casts.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
     bo, operands = operands.experts.bo, operands.with_experts(bo=None)
     experts = operands.experts
@@ -115,7 +114,7 @@ def _mlp(layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None) ->
 def _forward_choice(
     recipe: Recipe, implementation: Implementation, operands: MlpOperands
 ) -> Choice | None:
-    """bf16, if the forward pass alone is predicted to be faster so."""
+    """Returns the choice of bf16 if the forward pass alone is predicted to be faster in it."""
     rows, experts = operands.rows, operands.experts
     sizes = rows.num_rows, operands.groups.sizes.shape[0]
     return bf16_choice(
@@ -128,7 +127,7 @@ def _forward_choice(
 
 
 def _in_bf16(layer: Layer, choice: Choice, given: MlpOperands) -> jax.Array:
-    """The forward pass without a recipe."""
+    """Computes the forward pass without a recipe."""
     groups = dataclasses.replace(given.groups, sizes=noted(given.groups.sizes, choice))
     given = dataclasses.replace(given, groups=groups)
     options = Options.of(layer.hidden_layer.activation, None, layer.implementation)
@@ -139,7 +138,7 @@ def _in_bf16(layer: Layer, choice: Choice, given: MlpOperands) -> jax.Array:
 
 
 def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
-    """The result; projections; and the matrices for the gradients of rows."""
+    """Returns the result, the projections, and the matrices for the gradients of rows."""
     indices, num_groups = given.groups.indices, given.groups.sizes.shape[0]
     x, copied = given.rows.x, given.rows.rows is not None
     if copied and quantises_on_rows(given.num_rows, x.shape[1], num_groups):
@@ -165,7 +164,7 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
     if has_biases:
         projections = _with_biases(layer, projections, given).astype(dtype)
     if for_gradient:
-        # Both in one array, so that a policy with either name keeps it.
+        # Gate and up share one array, so that a policy with either name keeps it.
         projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
     weights = _weights_of_rows(layer, given, projections)
     if wo is None:
@@ -201,18 +200,18 @@ def _mlp_backward(layer: Layer, kept, dy):
         tokens = layer.quantize_operand(dy, given, gradient_dtype)
         dh = layer.tokens_by_experts("dgrad", tokens, given, wo, dtypes.projections, copied=copied)
     weights = _weights_of_rows(layer, given, projections)
-    # The wider buffer is kept for less time: the FP8 gradients of projections [m, 2 F], or the
+    # Keep the wider buffer for less time: the FP8 gradients of projections [m, 2 F], or the
     # 16-bit gradient of x [m, D].
     hidden_columns = layer.hidden_layer.columns
     x_first = hidden_columns >= rows.x.shape[1]
-    # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.
+    # One launch for narrow gradients of gate and up reads them as two arrays.
     joined = x_first and wo is not None and is_static(hidden_columns)
     joined = joined and hidden_columns > PAIRED_FP8_COLUMNS
     gradients = layer.hidden_gradients(projections, dh, weights, given, joined=joined)
     num_rows = projections.shape[0]
     if given.weights is not None:
         dweights = gradients.weights
-        if wo is None:  # then dh is what a caller has, in rows that nobody owns too
+        if wo is None:  # then dh is the caller's, also in rows that nobody owns
             dweights = jnp.where(layer.owned_rows(given, num_rows), dweights, 0)
         found = dataclasses.replace(found, weights=dweights.astype(given.weights.dtype))
 
@@ -239,10 +238,10 @@ def _mlp_backward(layer: Layer, kept, dy):
         wi_0, *wi_1 = layer.weights_gradients(x_rows, of_matrices, every, given, num_rows)
         return dataclasses.replace(found, wi_0=wi_0, wi_1=wi_1[0] if wi_1 else None)
 
-    # One [m, D] array at a time: each is made when what reads the one before it is done.
+    # Keep one [m, D] array at a time: make each after the last reader of the previous one.
     steps = [(wo_gradient, dy), (wi_gradients, rows.x)]
     if isinstance(gradients, JoinedGradients):
-        # The joined array can be where the gradient of wo will be.
+        # The joined array can share memory with the gradient of wo.
         steps.reverse()
     if x_first:
         found = dataclasses.replace(found, x=rows_gradient(gradients.projections))
@@ -273,7 +272,7 @@ _mlp.defvjp(_mlp_forward, _mlp_backward)
 
 
 def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
-    """(plain, transposed) forms of gate and up, and of down."""
+    """Returns (plain, transposed) forms of gate and up, and of down."""
     wi_0, wi_1, wo = given.experts.wi_0, given.experts.wi_1, given.experts.wo
     if quantized is not None:
         matrices = ((Scaled(*w[:2]), Scaled(*w[2:])) for w in quantized)
@@ -284,9 +283,9 @@ def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
 
 
 def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
-    """Ones by default, and zero in rows that nobody owns, if those matter.
+    """Returns weights of rows: by default ones, and zeros where nobody owns a row that matters.
 
-    No product takes such a row. But without wo they are a result, and biases have gradients that
+    No product reads such a row. But without wo it is part of the result, and gradients of biases
     are no products.
     """
     num_rows = projections.shape[0]

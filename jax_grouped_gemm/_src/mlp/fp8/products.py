@@ -29,7 +29,7 @@ from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-    """The dtypes of the matrices that there are, of gate and up, and of the result."""
+    """The dtypes of the given matrices, of gate and up, and of the result."""
 
     wi_0: np.dtype | None
     wi_1: np.dtype | None
@@ -44,10 +44,10 @@ class Layer(Fp8Products):
 
     Attributes:
       hidden_layer: the elementwise step.
-      dtypes: of the arrays.
-      num_experts: matrices of each kind.
+      dtypes: dtypes of the arrays.
+      num_experts: number of matrices of each kind.
       combines: whether rows are summed up to tokens in the end.
-      alone: bf16, if that is for the forward pass without a backward pass.
+      alone: the choice of bf16 for a forward pass without a backward pass, or None.
     """
 
     hidden_layer: HiddenLayer
@@ -57,15 +57,15 @@ class Layer(Fp8Products):
     alone: Choice | None = None
 
     def owned_rows(self, given: MlpOperands, num_rows: int) -> jax.Array:
-        """Which rows the experts here own: booleans [num_rows]."""
+        """Whether the experts here own each row: booleans [num_rows]."""
         return owned_rows(*given.groups.indices, self.num_experts, num_rows)
 
     def quantize_operand(self, x: jax.Array, given: MlpOperands, dtype: DTypeLike) -> Scaled:
-        """Tokens, or rows, as an operand of a product of rows."""
+        """Quantises tokens, or rows, as an operand of a product of rows."""
         return self.quantize_rows(x, given.groups.sizes, dtype, plain=True)[0]
 
     def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Scaled:
-        """The rows of tokens as an operand of a product of rows."""
+        """Quantises the rows of tokens as an operand of a product of rows."""
         x, rows = given.rows.x, given.rows.rows
         assert rows is not None
         return Scaled(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
@@ -80,7 +80,7 @@ class Layer(Fp8Products):
         *,
         copied: bool,
     ) -> jax.Array:
-        """Quantised tokens, or rows where they are not `copied`, times matrices of experts."""
+        """Multiplies quantised tokens, or rows if they are no copies, by matrices of experts."""
         indices, rows = given.groups.indices, given.rows.rows
         if not copied:
             return self.rows_by_weights(which, tokens, weights, *indices, dtype)
@@ -96,16 +96,16 @@ class Layer(Fp8Products):
         )
 
     def copied(self, tokens: Scaled, rows: Rows) -> Scaled:
-        """Quantised tokens on the rows of their experts."""
+        """Copies quantised tokens to the rows of their experts."""
         return Scaled(*(token_rows.copies(rows.of(x)) for x in tokens))
 
     def tokens_for_wgrad(
         self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
     ) -> Any:
-        """Tokens, or rows where they are not `copied`, as an operand of `weights_gradient`.
+        """Returns tokens, or rows if they are no copies, as an operand of `weights_gradients`.
 
-        In FP8 they have a scale a column: the other operand's, of blocks, are then the only ones
-        that change along the rows, which makes the product a fifth faster.
+        In FP8 each column has one scale. Then only the scales of the other operand's blocks change
+        along the rows, which makes the product a fifth faster.
         """
         rows = given.rows.rows if copied else None
         if self.recipe.wgrad == "bf16":
@@ -115,7 +115,7 @@ class Layer(Fp8Products):
             # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
             window = jnp.array([-1, x.shape[0]])
         else:
-            # Rows of no local expert have no say in the scales.
+            # Rows of no local expert do not count for the scales.
             window = jnp.stack(owned_window(sizes, offset, self.num_experts, x.shape[0]))
             rows = jnp.arange(x.shape[0])
         maxima = primitive.column_maxima(
@@ -131,7 +131,7 @@ class Layer(Fp8Products):
     def rows_for_wgrad(
         self, x: jax.Array | Scaled | ScaledView, given: MlpOperands, dtype: DTypeLike
     ) -> Any:
-        """Rows, if they are no such operand yet."""
+        """Returns rows as an operand of `weights_gradients`, if they are none yet."""
         if isinstance(x, Scaled | ScaledView):
             return x
         if self.recipe.wgrad == "bf16":
@@ -148,14 +148,14 @@ class Layer(Fp8Products):
         *,
         joined: bool,
     ) -> HiddenGradients | JoinedGradients:
-        """The elementwise step backward, in the form that the gradients of weights are of; in one
-        array, if they may be `joined`."""
+        """Returns the elementwise step's gradients, as operands of the gradients of weights; in one
+        array if they may be `joined`."""
         operands = self.hidden_layer, projections, dh, weights
         if self.recipe.wgrad == "fp8" and not given.experts.has_biases:
             return ragged_hidden_gradients(
                 *operands, given.groups.sizes, self.implementation, joined=joined
             )
-        # The gradients of biases are sums of numbers that are not quantised.
+        # The gradients of biases are sums of unquantised numbers.
         return hidden_gradients(*operands, self.implementation)
 
     def weights_gradients(

@@ -1,4 +1,4 @@
-"""The weights of an expert MLP, quantised once for all products that they take part in."""
+"""The weights of an expert MLP, quantised once for all of its products."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.tile_choices import TileChoices, current_tiles
 
 
 class QuantizedMlp(NamedTuple):
-    """The matrices of experts as the products of a layer read them, in blocks of 128 x 128.
+    """The matrices of experts in the layout that a layer's products read, in blocks of 128 x 128.
 
     `values` [..., k, n] with `scales` are for the gradients of rows, and `values_t` [..., n, k]
     with `scales_t` are for the forward products. Gate and up are one matrix `wi`. Its columns are
@@ -108,7 +108,7 @@ def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
 
 
 def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
-    """(plain, transposed) forms of gate and up in one, and of down; None for what is not asked."""
+    """Returns (plain, transposed) forms of gate and up joined, and of down; None if not asked."""
     forms = dict(plain=plain, transposed=transposed)
     down = None if wo is None else products.quantize_weights(wo, **forms)
     if wi_1 is None:
@@ -117,7 +117,7 @@ def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, tran
 
 
 def check_arrays(function: str, weights: ExpertWeights, recipe: Recipe) -> None:
-    """Raises a `ValueError` unless a recipe multiplies by these `QuantizedArray`s as they are."""
+    """Raises a `ValueError` unless a recipe can multiply by these `QuantizedArray`s directly."""
     check_is_fused(function, recipe)
     wanted = dataclasses.replace(ROWS_128X128, values=np.dtype(recipe.forward_dtype))
     for name, q in weights.quantized.items():
@@ -152,7 +152,7 @@ def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, Q
 
 
 def check_is_fused(function: str, recipe: Recipe) -> None:
-    """A `ValueError` unless the products of rows are all in FP8."""
+    """Raises a `ValueError` unless all products of rows are in FP8."""
     if (recipe.forward, recipe.dgrad) != ("fp8", "fp8"):
         raise ValueError(
             f"{function}: quantised weights are for recipes with forward='fp8' and dgrad='fp8', "
@@ -168,9 +168,9 @@ def checked_quantized(
     wo: jax.Array | None,
     recipe: Recipe,
 ) -> QuantizedMlp:
-    """`quantized` if it has the shapes and dtypes of `quantize_mlp` of these weights.
+    """Returns `quantized` if it has the shapes and dtypes of `quantize_mlp` of these weights.
 
-    Without `wo` it is the `wi` of one, and returned as one whose `wo` is that too.
+    Without `wo`, `quantized` is the field `wi`, and both fields of the result are this `wi`.
     """
     check_is_fused(function, recipe)
     kind: Any = QuantizedMlp if wo is not None else QuantizedWeights

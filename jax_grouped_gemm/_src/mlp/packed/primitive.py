@@ -1,4 +1,4 @@
-"""The MLP of experts whose matrices are packed, by kernels that read them as they are."""
+"""The MLP of experts whose matrices are packed, by kernels that read packed matrices."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NO_CHOICES = TileChoices()
 
 
 def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
-    """`layer.mlp`, with quantised matrices as they are or dequantised, whatever is faster.
+    """Computes `layer.mlp` with quantised matrices packed or dequantised, whichever is faster.
 
     Args:
       function: the public function, for messages.
       options: parameters of the primitive.
-      operands: of which any matrix may be quantised.
+      operands: operands; any matrix may be quantised.
     """
     reason = "" if not operands.experts.quantized else dequantized_reason(operands, options)
     if not reason and layer.closes_over_traced(options, operands):
@@ -128,7 +128,7 @@ def _reference(
 
 
 def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
-    """Devices split rows alone, unless they are told of tokens: packed matrices are gathered."""
+    """Names dimensions: only rows are split, without tokens. Packed matrices are gathered."""
     given = named(tree.unflatten(range(tree.num_leaves)))
     others = iter("acdefghijlnpqrstuvwxyz")
     whole, specs = "KDFGTok", []

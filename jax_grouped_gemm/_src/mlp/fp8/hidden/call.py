@@ -41,7 +41,7 @@ def gradients(plan: HiddenPlan, projections, dh, weights):
     like_dh = [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
     quantized = _quantized(plan, layer.recipe.gradient_dtype, *projections.shape)
     results = [*quantized, *like_dh, _of_blocks(*dh.shape)]
-    # Hidden is written where its gradient is.
+    # Hidden overwrites its gradient.
     *found, partial_sums = _call(
         GRADIENTS_TARGET, plan, results, *operands, aliases={1: 4}, **_rule(layer)
     )
