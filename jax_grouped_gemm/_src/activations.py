@@ -16,7 +16,7 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
-# Beyond this gate all functions equal their limits, in float64 too. Its cube is still finite.
+# Beyond this gate all functions equal their limits, in float64 too. The gate's cube is finite.
 _SATURATED = 1024.0
 
 

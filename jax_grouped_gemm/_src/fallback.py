@@ -70,7 +70,7 @@ def is_open(implementation: Any) -> bool:
 
 def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any]:
     """Returns a primitive's parameters, with a policy such as "prefer_kernels" for `implementation`
-    None. What is `per_row` becomes batch invariant where that is asked for."""
+    None. With `per_row` it is batch invariant if the context asks for that."""
     implementation = params["implementation"]
     if not per_row:
         implementation = without(implementation)

@@ -11,9 +11,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import fp8_mlp, fp8_oracle, mlp
 from tests.support.dtypes import BF16, F32
-from tests.support.fp8_mlp import OTHERS, RECIPES, case, cotangent
-
-EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+from tests.support.fp8_mlp import EVERY_RECIPE, OTHERS, RECIPES, case, cotangent
 
 
 class TestQuantisedOperands:

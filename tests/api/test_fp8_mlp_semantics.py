@@ -15,9 +15,7 @@ from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, Rows
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import BF16, F32
-from tests.support.fp8_mlp import OTHERS, RECIPES, case, cotangent
-
-EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+from tests.support.fp8_mlp import EVERY_RECIPE, OTHERS, RECIPES, case, cotangent
 
 
 @EVERY_RECIPE

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import fp8_oracle, mlp, oracle
@@ -16,6 +17,7 @@ RECIPES = {
     "blockwise, bf16 wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
     "powers of two": jgg.Recipe(power_of_two_scales=True, gradient_dtype=jnp.float8_e5m2),
 }
+EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 OTHERS = [jgg.Recipe(forward="bf16"), jgg.Recipe(dgrad="bf16")]
 
 

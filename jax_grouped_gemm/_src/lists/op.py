@@ -2,7 +2,7 @@
 
 A problem is made of stacks of g matrices: the factors a and b, and c, which is added; alpha scales
 the product of the factors and beta scales c; `diagonal` times the identity is added. The result is
-linear in alpha, and affine in c and diagonal. Its tangent consists of operations without c and
+linear in alpha, and affine in c and diagonal. The tangent consists of operations without c and
 diagonal, and elementwise operations, so only operations without c and diagonal are transposed.
 """
 

@@ -1,7 +1,7 @@
 """The MLP of experts, and its derivative.
 
 JAX does not differentiate the parts of `ragged_mlp`. The tangent of the whole is one primitive,
-linear in the tangents of all operands. Its transpose is three fused operations and the products of
+linear in the tangents of all operands. The transpose is three fused operations and the products of
 the weights' gradients.
 """
 

@@ -4,7 +4,7 @@ For each problem i, a stack of g matrices:
 
     out [g, m, n] = alpha a [g, m, k] b [g, k, n] + beta c [g, m, n]
 
-The product is linear in a and in b. Its transpose with respect to either is such a product again.
+The product is linear in a and in b. The transpose with respect to each is such a product again.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ For each stack i of [g, n, n] results, and one triangle of each:
 with ^H for ^T, and conj(alpha) for the second product's alpha, if `hermitian`. The other triangle
 comes from c, is zero without c, or mirrors the first.
 
-The update is quadratic in a without b, and bilinear in a and b. Its tangent consists of rank-2k
-updates. Their transposes are symmetric matrices times the other factor.
+The update is quadratic in a without b, and bilinear in a and b. The tangent consists of rank-2k
+updates, whose transposes are symmetric matrices times the other factor.
 """
 
 from __future__ import annotations

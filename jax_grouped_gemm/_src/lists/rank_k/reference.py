@@ -35,8 +35,8 @@ def update(
       a: [g, n, k], or [g, k, n] with `transpose`.
       b: like `a`, or None for a rank-k update.
       beta: [g] or [1], or None.
-      c: [g, n, n], or None. Its computed triangle is not read where beta is zero, and its other
-        triangle not with `symmetrize`.
+      c: [g, n, n], or None. The computed triangle of c is not read where beta is zero, and
+        the other triangle is not read with `symmetrize`.
       diagonal: [g] or [1], multiples of the identity to add; or None.
       hermitian: whether products are with the conjugate transpose.
       transpose: whether the last two dimensions of `a` and `b` are exchanged.
