@@ -70,13 +70,13 @@ def expert_parallel(
         axes of the mesh except `tensor_axis`.
       **options: options of `expert_parallel_mlp`.
 
-      Returns:
+    Returns:
       A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D],
       optionally `biases` of these three and the `quantized` result of
       `jax_grouped_gemm.quantize_mlp`. It returns y [B, ..., D] and statistics: rows of each slice
       of the experts and dropped rows, summed over the whole mesh, and the largest `max_over_mean`.
 
-      Raises:
+    Raises:
       TypeError, ValueError: the mesh lacks an axis, an axis has two meanings, or an option is
         invalid. The returned function raises if a dimension is no multiple of its devices, if
         slices along `fsdp_axis` are no whole blocks of `quantized`, and as `expert_parallel_mlp`.
