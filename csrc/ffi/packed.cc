@@ -100,7 +100,11 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   packed::Arguments a{};
   a.format = packing->format;
   a.group_size = group_size;
-  a.tile_m = asked.get<int32_t>("tile_m", packed::kManyRows);
+  // The handler with a workspace has the kernel that streams by default.
+  a.tile_m = asked.get<int32_t>("tile_m", workspace ? 0 : packed::kManyRows);
+  bool const decodes = a.tile_m != 0;
+  a.workspace = workspace;
+  a.workspace_bytes = workspace_bytes;
   if (asked.error().failure()) return asked.error();
   auto error = take({x, group_sizes, group_offset, results}, asked, given, packing->matrices,
                     packing->k, a.product);
@@ -123,7 +127,7 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   error = take_results(results, has_up, a.product);
   if (error.failure()) return error;
 
-  if (workspace == nullptr) {
+  if (workspace == nullptr || decodes) {
     error = whole_vectors("x", x);
     if (error.failure()) return error;
     return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
@@ -133,8 +137,6 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
                    " bytes, but partial sums of a thread block take " +
                    std::to_string(packed::kPartialBytes));
   }
-  a.workspace = workspace;
-  a.workspace_bytes = workspace_bytes;
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 

@@ -44,8 +44,8 @@ struct Arguments {
   int group_size;  // along K, of elements that share a scale; of int4 32, 64 or 128
   Matrices gate;
   Matrices up;  // without values if there are none
-  int tile_m;   // of the kernel for more rows: kFewRows, of MXFP4 alone, or kManyRows
-  // Of the kernel for few rows: partial sums.
+  int tile_m;   // of the kernel for more rows: kFewRows, not of int8, or kManyRows
+  // Partial sums of the kernels that cut tiles along K: for few rows, and with kFewRows.
   void* workspace;
   int64_t workspace_bytes;
 };

@@ -5,6 +5,7 @@
 #include "packed/decode.h"
 #include "packed/packed.h"
 #include "scheduler/ceil_div.h"
+#include "scheduler/partial_sums.h"
 
 namespace jgg::packed {
 
@@ -12,8 +13,10 @@ struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   Groups of;
-  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
-  uint32_t* announcements;  // [blocks]
+  // Of the kernel for few rows.
+  float* partial_sums;             // [blocks, 16 x 128]
+  uint32_t* announcements;         // [blocks]
+  PartialSumsWorkspace workspace;  // of tiles of kFewRows
 
   // Records of a matrix along either dimension.
   __device__ int strips() const { return (n + kSide - 1) / kSide; }

@@ -41,7 +41,7 @@ def groups_for(schedule, rows):
 def is_planned(plan, schedule, format):
     """Whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
-    if schedule == "streamed" or format != "mxfp4":
+    if schedule == "streamed" or format == "int8":
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
     return kernel.schedule == "decoded" and (schedule == "decoded" or kernel.tile.tile_m == 32)
 

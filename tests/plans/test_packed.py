@@ -39,7 +39,7 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize(
     "format, streamed, few, most",
-    [("mxfp4", 8, 24, 1024), ("int4", 8, None, 512), ("int8", 8, None, 512)],
+    [("mxfp4", 8, 24, 1024), ("int4", 8, 24, 512), ("int8", 8, None, 512)],
 )
 def test_rows_a_group(format, streamed, few, most):
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
@@ -52,7 +52,7 @@ def test_rows_a_group(format, streamed, few, most):
     ):
         (plan,) = product(rows, format=format)
         assert plan.kernel.name == kernel and plan.problem.op == "packed_ragged_dot"
-        assert bool(plan.workspace_bytes) == (plan.kernel.schedule == "streamed")
+        assert bool(plan.workspace_bytes) == (plan.tile.tile_m < 128)
         assert f"kernel {kernel}" in str(plan) and f"rhs {format}" in str(plan)
     unpacked, multiplied = product(most * EXPERTS + 1, format=format)
     assert unpacked.kernel.name == "unpack" and multiplied.tile is not None

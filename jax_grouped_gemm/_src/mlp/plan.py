@@ -47,9 +47,9 @@ FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
-# Columns of hidden in a tile. Reading tokens in place is faster than copies for two tiles, which a
-# cluster computes from the same rows. One tile would leave half of the chip idle, and for more than
-# two, weights are read more often (docs/notes/moe.md).
+# Columns of hidden in a tile. Reading tokens in place is faster than copies up to two: a cluster
+# computes both from the same rows, and a tile that has all columns is the only one that reads its
+# rows. For more than two, weights are read more often (docs/notes/moe.md).
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
 
@@ -201,7 +201,7 @@ def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
         and epilogue.is_sigmoid
         and experts.has_up
         and not experts.has_biases
-        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) <= TILES_IN_PLACE
     )
 
 

@@ -31,6 +31,7 @@ STREAMED_BLOCKS = 2
 FEW_ROWS = 32
 FEW_ROWS_BLOCKS = 2
 MANY_ROWS = 128
+DECODED_COLUMNS = 256
 
 _NO_ACTIVATION = {
     "function": np.int32(-1),
@@ -40,10 +41,11 @@ _NO_ACTIVATION = {
 Arrays = Mapping[str, jax.Array]
 
 
-def streamed_workspace_bytes(multiprocessors: int) -> int:
-    """Returns bytes of the partial sums of all thread blocks of the streaming kernel."""
-    block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
-    return STREAMED_BLOCKS * multiprocessors * block
+def workspace_bytes(rows: int, blocks: int) -> int:
+    """Bytes of the partial sums of all thread blocks, for the kernel with tiles of so many rows."""
+    slots = {STREAMED_ROWS: (STREAMED_COLUMNS,), FEW_ROWS: (DECODED_COLUMNS // 2,) * 2}
+    sums = (rows * columns for columns in slots.get(rows, ()))
+    return blocks * sum(np.dtype(np.float32).itemsize * count + 4 for count in sums)
 
 
 def unpack(arrays: Arrays, format: str, group_size: int | None, matrix: tuple[int, int]) -> Any:
@@ -96,9 +98,9 @@ def dot(
       kept: whether gate and up are results, too.
       divisor: `rows` are numbers of pairs, so many times those of tokens.
       zeroes_unowned: whether rows that no local group owns are zero, or undefined.
-      workspace_bytes: workspace of the streaming kernel, for groups of few rows; 0 for the kernel
-        that decodes, which needs k to be a multiple of 8.
-      tile_rows: rows of tiles of the kernel that decodes, `MANY_ROWS`, or for MXFP4 `FEW_ROWS`.
+      workspace_bytes: of the kernel for groups of few rows; 0 for the other one, which wants k to
+        be a multiple of 8.
+      tile_rows: rows of that one's tiles, `MANY_ROWS`, or `FEW_ROWS` except for int8.
 
     Returns:
       bfloat16 [rows, columns]: the result, then gate and up if they are kept.
@@ -110,7 +112,7 @@ def dot(
     results = [one] * (1 + kept * (1 + (up is not None)))
     target, tile = DECODED, {"tile_m": np.int32(tile_rows)}
     if workspace_bytes:
-        target, tile = STREAMED, {}
+        target, tile = STREAMED, {"tile_m": np.int32(FEW_ROWS)} if tile_rows == FEW_ROWS else {}
         results = [jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8), *results]
     found = jax.ffi.ffi_call(target, results)(
         x,
