@@ -32,14 +32,18 @@ class Epilogue {
     return column_ + (Config::kHasUp ? 0 : run * Config::kNextRun) + 8 * i;
   }
 
+  __device__ void read_biases(float (&biases)[2][2]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      biases[i / 2][i % 2] =
+          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+    }
+  }
+
   template <int kBlocks>
   __device__ Terms<kBlocks> read() const {
     Terms<kBlocks> terms;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      terms.bias[i / 2][i % 2] =
-          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
-    }
+    read_biases(terms.bias);
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
       int const row = row_of(i / 2, i % 2);
@@ -73,10 +77,13 @@ class Epilogue {
     }
   }
 
- private:
+ protected:
   __device__ int rows() const { return work_.extent - work_.m; }
-  __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
   __device__ int first_row() const { return work_.begin + work_.m; }
+  __device__ Product const& params() const { return params_; }
+
+ private:
+  __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
 
   __device__ float bias(mlp::Bias const& biases, int column) const {
     if (biases.data == nullptr || column >= params_.n) return 0.0f;
