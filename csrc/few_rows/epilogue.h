@@ -24,8 +24,8 @@ class Epilogue {
  public:
   // Finds the columns that each lane of the warp has, in the order of the accumulators. The warp's
   // first one is column `first` of the tile.
-  __device__ Epilogue(Product const& params, WorkTile const& work, int first)
-      : params_(params), work_(work), column_(work.n + first + lane_column()) {}
+  __device__ Epilogue(Product const& params, WorkTile const& work, int first, int const* order)
+      : params_(params), work_(work), order_(order), column_(work.n + first + lane_column()) {}
 
   // Column i of 2 of a run.
   __device__ int column(int run, int i) const {
@@ -47,7 +47,9 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
       int const row = row_of(i / 2, i % 2);
-      terms.weight[i / 2][i % 2] = row < rows() ? params_.weight(first_row() + row) : 0.0f;
+      terms.weight[i / 2][i % 2] =
+          row < rows() ? params_.template weight<Config::kSortsPairs>(first_row() + row, order_)
+                       : 0.0f;
     }
     return terms;
   }
@@ -95,7 +97,9 @@ class Epilogue {
   __device__ void store_one(int row, int column, float weight, float gate, float gate_bias,
                             float up = 0.0f, float up_bias = 0.0f) const {
     if (column >= params_.n) return;
-    int64_t const at = int64_t(first_row() + row) * params_.n + column;
+    int64_t const at =
+        params_.template result_row<Config::kSortsPairs>(first_row() + row, order_) * params_.n +
+        column;
     Element* const out = static_cast<Element*>(params_.out);
     if (!params_.has_activation) {
       out[at] = static_cast<Element>(gate + weight * gate_bias);
@@ -117,18 +121,23 @@ class Epilogue {
 
   Product const& params_;
   WorkTile const& work_;
+  int const* order_;
   int column_;
 };
 
 // Zeros in a tile's rows, which no local group owns. `thread` is one of `threads`.
 template <class Config>
-__device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads) {
+__device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads,
+                            int const* order) {
   using Element = typename Config::Element;
   int const rows = min(work.extent - work.m, Config::kTileM);
   for (int i = thread; i < rows * Config::kTileN; i += threads) {
     int const row = i / Config::kTileN, column = work.n + i % Config::kTileN;
     if (column >= params.n) continue;
-    int64_t const at = (int64_t(work.begin) + work.m + row) * params.n + column;
+    int64_t const at =
+        params.template result_row<Config::kSortsPairs>(work.begin + work.m + row, order) *
+            params.n +
+        column;
     for (void* const out : {params.out, params.kept_gate, params.kept_up}) {
       if (out) static_cast<Element*>(out)[at] = Element(0.0f);
     }

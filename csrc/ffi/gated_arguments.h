@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,7 @@
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
 #include "mlp/gated_ragged_dot.h"
+#include "rows/rows.h"
 
 namespace jgg {
 
@@ -48,6 +50,12 @@ class OptionalOperands {
     return operands_.get<ffi::AnyBuffer>(place_of(name))->element_type();
   }
   bool has(std::string_view name) const { return place_of(name) >= 0; }
+  // The operand, if it is there, to be checked by the caller.
+  std::optional<ffi::AnyBuffer> buffer(std::string_view name) const {
+    if (!has(name)) return std::nullopt;
+    auto const found = operands_.get<ffi::AnyBuffer>(place_of(name));
+    return found ? std::optional(*found) : std::nullopt;
+  }
 
   ffi::Error const& error() const { return error_; }
 
@@ -134,6 +142,111 @@ inline ffi::Error take(GatedCall call, Attributes& asked, OptionalOperands& give
   if (a.weights_of_pairs && !a.rows) return invalid("weights of pairs need to know the pairs");
   if (!a.rows && a.tokens != m) return invalid("x does not fit the result");
   return ffi::Error::Success();
+}
+
+// The operands of a layer of few tokens besides matrices and those that need not be there.
+struct DecodingCall {
+  ffi::AnyBuffer x;                         // [tokens, D]
+  ffi::Buffer<ffi::DataType::S32> experts;  // [tokens, choices]
+  ffi::Buffer<ffi::DataType::F32> weights;  // [tokens, choices]
+  Sizes group_offset;                       // [1]
+  ffi::RemainingRets results;  // y [tokens, D], hidden [pairs, F], its products [pairs, D]
+};
+
+// The three launches of such a layer, of which the last two follow the one before.
+struct Decoding {
+  mlp::GatedArguments hidden;
+  mlp::GatedArguments down;
+  rows::CombineArguments sum;
+};
+
+// Fills in all but the matrices. The results are the first ones of the call.
+inline ffi::Error take(DecodingCall call, Attributes& asked, OptionalOperands& given,
+                       int local_groups, Decoding& all) {
+  auto const function = asked.get<int32_t>("function"), groups = asked.get<int32_t>("groups");
+  auto const tokens = Shape<2>::of("x", call.x);
+  if (!tokens) return tokens.error();
+  auto const pairs = Shape<2>::of("experts", call.experts);
+  if (!pairs) return pairs.error();
+  std::array<std::array<int, 2>, 3> sizes{};
+  std::array<void*, 3> results{};
+  if (call.results.size() != results.size()) return invalid("there are three results");
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto result = call.results.get<ffi::AnyBuffer>(i);
+    if (!result) return result.error();
+    auto const shape = Shape<2>::of("a result", **result);
+    if (!shape) return shape.error();
+    if (shape->batched || (*result)->element_type() != call.x.element_type()) {
+      return invalid("results have two dimensions and the type of x");
+    }
+    sizes[i] = shape->size;
+    results[i] = (*result)->untyped_data();
+  }
+  auto const [count, d] = tokens->size;
+  int const choices = pairs->size[1], m = count * choices, f = sizes[1][1];
+  if (tokens->batched || pairs->batched || pairs->size[0] != count) {
+    return invalid("experts have to be [tokens, choices]");
+  }
+  if (m < 1 || m > mlp::Pairs::kMost || groups < 1 || groups > mlp::Pairs::kMostGroups) {
+    return invalid("too many pairs of tokens and experts, or too many experts");
+  }
+  auto error = has_shape<2>("weights", call.weights, {count, choices});
+  if (error.failure()) return error;
+  error = has_shape<1>("group_offset", call.group_offset, {1});
+  if (error.failure()) return error;
+  std::array<std::array<int, 2>, 3> const expected{{{count, d}, {m, f}, {m, d}}};
+  if (sizes != expected) return invalid("results do not fit the operands");
+  mlp::GatedArguments& a = all.hidden;
+  if (!element_type(call.x.element_type(), {ElementType::kBf16}, a.type)) {
+    return invalid("the kernels of an expert MLP take operands and results of bf16");
+  }
+  a.activation = asked.activation(static_cast<mlp::Function>(function));
+  a.max_sms = asked.max_sms();
+  if (asked.error().failure()) return asked.error();
+  a.has_activation = true;
+  a.x = call.x.untyped_data();
+  a.tokens = count;
+  a.divisor = choices;
+  a.k = d;
+  a.n = f;
+  a.weights = call.weights.typed_data();
+  a.weights_of_pairs = true;
+  a.hidden = results[1];
+  a.groups.offset = call.group_offset.typed_data();
+  a.groups.batches = 1;
+  a.groups.groups = groups;
+  a.groups.local_groups = local_groups;
+  a.groups.rows = m;
+  a.groups.zeroes_unowned = false;
+  a.pairs.groups = call.experts.typed_data();
+
+  mlp::GatedArguments& b = all.down = a;
+  b.has_activation = false;
+  b.x = a.hidden;
+  b.tokens = m;
+  b.k = f;
+  b.n = d;
+  b.hidden = results[2];
+  b.groups.zeroes_unowned = true;
+  b.pairs.are_returned = b.pairs.follow = true;
+
+  constexpr auto kFloat = ffi::DataType::F32;
+  auto const bias = [&](char const* name, int n) {
+    void const* const data =
+        given.take(name, std::array{local_groups, n}, {call.x.element_type(), kFloat});
+    return mlp::Bias{data, data && given.type_of(name) == kFloat};
+  };
+  a.gate_bias = bias("b0", f);
+  a.up_bias = bias("b1", f);
+  b.gate_bias = bias("bo", d);
+
+  all.sum.shape = {rows::ElementType::kBf16, d, 1};
+  all.sum.rows = {{}, m};
+  all.sum.pairs = {{}, {}, count, choices};
+  all.sum.y = {results[2]};
+  all.sum.x = results[0];
+  all.sum.follows = true;
+  return given.error();
 }
 
 // The results of a call whose matrices are known: the hidden rows, and gate and up if both are

@@ -40,6 +40,8 @@ XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedWeightGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggFewRowsDot(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggDecodeMlp(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggDecodePackedMlp(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggStreamedPackedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDecodedPackedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggUnpackMatrices(XLA_FFI_CallFrame* call_frame);

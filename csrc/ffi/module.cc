@@ -62,6 +62,8 @@ nb::dict registrations() {
       encapsulate(JggGatedRaggedDotTranspose);
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
   targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
+  targets["jax_grouped_gemm.decode_mlp.v1"] = encapsulate(JggDecodeMlp);
+  targets["jax_grouped_gemm.decode_packed_mlp.v1"] = encapsulate(JggDecodePackedMlp);
   targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   targets["jax_grouped_gemm.streamed_packed_dot.v1"] = encapsulate(JggStreamedPackedDot);
   targets["jax_grouped_gemm.decoded_packed_dot.v1"] = encapsulate(JggDecodedPackedDot);

@@ -140,6 +140,66 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 
+// A layer of few tokens, whose matrices all have one format.
+ffi::Error decode_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x,
+                             ffi::Buffer<ffi::DataType::S32> experts,
+                             ffi::Buffer<ffi::DataType::F32> weights, Sizes group_offset,
+                             ffi::AnyBuffer gate, ffi::AnyBuffer down, ffi::RemainingArgs operands,
+                             ffi::Result<ffi::BufferR1<ffi::DataType::U8>> workspace,
+                             ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Attributes asked(attributes);
+  auto const format = asked.get<std::string_view>("format");
+  auto const group_size = asked.get<int32_t>("group_size");
+  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
+  if (asked.error().failure()) return asked.error();
+  auto const matrices = Shape<4>::of("the packed values", gate);
+  if (!matrices) return matrices.error();
+  Decoding all{};
+  auto error =
+      take({x, experts, weights, group_offset, results}, asked, given, matrices->size[0], all);
+  if (error.failure()) return error;
+  if (static_cast<int64_t>(workspace->size_bytes()) < packed::kPartialBytes) {
+    return invalid("the workspace is smaller than the partial sums of a thread block");
+  }
+  auto const take_matrices = [&](std::string const& prefix, ffi::AnyBuffer values,
+                                 packed::Arguments& to, packed::Matrices& taken) {
+    auto const& product = to.product;
+    auto const packing = Packing::of(format, group_size, values, product.k, product.n);
+    if (!packing) return packing.error();
+    if (packing->matrices != product.groups.local_groups) {
+      return invalid("the packed matrices differ in number");
+    }
+    to.format = packing->format;
+    taken = packing->take(given, prefix, values.untyped_data());
+    if (given.error().failure()) return given.error();
+    return packing->has_all(taken) ? ffi::Error::Success()
+                                   : invalid("scales of the packed matrices are missing");
+  };
+  packed::Arguments a{}, b{};
+  a.product = all.hidden;
+  b.product = all.down;
+  error = take_matrices("wi_0_", gate, a, a.gate);
+  if (error.failure()) return error;
+  error = take_matrices("wo_", down, b, b.gate);
+  if (error.failure()) return error;
+  if (auto const up = given.buffer("wi_1_values")) {
+    error = take_matrices("wi_1_", *up, a, a.up);
+    if (error.failure()) return error;
+    if (!a.gate.zero_points != !a.up.zero_points) {
+      return invalid("gate and up both have zero points, or neither has");
+    }
+  }
+  for (packed::Arguments* product : {&a, &b}) {
+    product->group_size = group_size;
+    product->tile_m = packed::kManyRows;
+    product->workspace = workspace->typed_data();
+    product->workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+    error = launched(packed::streamed_dot(*product, stream), "decode_packed_mlp");
+    if (error.failure()) return error;
+  }
+  return launched(rows::combine_rows(all.sum, stream), "decode_packed_mlp");
+}
+
 using Workspace = ffi::Result<ffi::BufferR1<ffi::DataType::U8>>;
 
 ffi::Error streamed_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
@@ -190,6 +250,18 @@ auto with_operands() {
 }  // namespace
 }  // namespace jgg
 
+JGG_DEFINE_HANDLER(JggDecodePackedMlp, jgg::decode_packed_mlp,
+                   jgg::on_stream()
+                       .Arg<jgg::ffi::AnyBuffer>()                        // x
+                       .Arg<jgg::ffi::Buffer<jgg::ffi::DataType::S32>>()  // experts
+                       .Arg<jgg::ffi::Buffer<jgg::ffi::DataType::F32>>()  // weights
+                       .Arg<jgg::Sizes>()                                 // group_offset
+                       .Arg<jgg::ffi::AnyBuffer>()                        // values of wi_0
+                       .Arg<jgg::ffi::AnyBuffer>()                        // values of wo
+                       .RemainingArgs()  // as the attribute `optional` names them
+                       .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
+                       .RemainingRets()  // y; hidden and its products, one a pair
+                       .Attrs());
 JGG_DEFINE_HANDLER(JggStreamedPackedDot, jgg::streamed_packed_dot,
                    jgg::with_operands()
                        .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()

@@ -30,6 +30,7 @@ struct DecodingConfig
   // Groups of few rows are few tiles: without cuts along K, multiprocessors would be idle, or have
   // one block, while the last wave is computed.
   static constexpr bool kIsCut = kBlocks > 1;
+  static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
   static constexpr int kReserve =
@@ -229,7 +230,7 @@ struct DecodingRoles {
 
   __device__ static void bring(Params const& params, Shared& shared, int, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      load_rows<Config>(params, shared, work, stage);
+      load_rows<Config>(params, shared, work, stage, nullptr);
     });
   }
 
@@ -237,7 +238,8 @@ struct DecodingRoles {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
         if (consumer > 0) return;
-        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup);
+        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup,
+                                             nullptr);
       }
       int const rows_of_tile = uniform(sm90::rows_of<Config>(work));
       auto const compute = [&](auto rows) {

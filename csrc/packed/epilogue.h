@@ -20,8 +20,8 @@ class Epilogue : protected few_rows::Epilogue<Config> {
   static constexpr bool kHasScales = Config::kFormat != Format::kInt4;
 
   // The warp's first column is column `first` of the tile.
-  __device__ Epilogue(Params const& params, WorkTile const& work, int first)
-      : Base(params, work, first), params_(params), group_(work.group) {}
+  __device__ Epilogue(Params const& params, WorkTile const& work, int first, int const* order)
+      : Base(params, work, first, order), params_(params), group_(work.group) {}
 
   template <int kBlocks>
   __device__ Terms<kBlocks> read() const {

@@ -29,7 +29,7 @@ class RowsEpilogue : Epilogue<Config> {
 
  public:
   __device__ RowsEpilogue(Params const& params, WorkTile const& work, TurnedRows& turned, int first)
-      : Base(params, work, first), turned_(turned) {}
+      : Base(params, work, first, nullptr), turned_(turned) {}
 
   // Asks for all that rows have in common, and for the weights of the first ones.
   __device__ void read() {
@@ -66,7 +66,9 @@ class RowsEpilogue : Epilogue<Config> {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
 
   __device__ float weight_of(int row) const {
-    return row < this->rows() ? this->params().weight(this->first_row() + row) : 0.0f;
+    return row < this->rows()
+               ? this->params().template weight<false>(this->first_row() + row, nullptr)
+               : 0.0f;
   }
 
   // Lane i has the weight of row i.

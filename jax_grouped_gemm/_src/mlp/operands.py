@@ -224,6 +224,18 @@ class MlpOperands:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class DecodeOperands:
+    """The operands of a layer of tokens that are not sorted by expert."""
+
+    x: jax.Array  # [T, D]
+    chosen: jax.Array  # int32 [T, k], the experts of each token
+    scores: jax.Array  # [T, k], the router's weights
+    experts: ExpertWeights
+    offset: jax.Array  # int32 [1], the first local expert
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class DownOperands:
     """The operands of hidden wo + weights bo."""
 

@@ -62,7 +62,7 @@ def _names(tree) -> list[str]:
     return list(named(tree.unflatten(range(tree.num_leaves))))
 
 
-def _with_one_bias(operands, params, split):
+def with_one_bias(operands, params, split):
     """Returns a device's operands: only one term of a sum over hidden features adds the bias."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
@@ -123,7 +123,7 @@ BIASED = Op(
     call=call.biased,
     reference=_of_leaves(reference.biased_ragged_dot),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
-    localizer=_with_one_bias,
+    localizer=with_one_bias,
 )
 
 
@@ -214,7 +214,7 @@ TANGENT = Op(
     composed=_of_leaves(reference.ragged_mlp_tangent),
     reference=_of_leaves(reference.ragged_mlp_tangent),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
-    localizer=_with_one_bias,
+    localizer=with_one_bias,
 )
 
 
