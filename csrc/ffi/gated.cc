@@ -4,17 +4,19 @@
 namespace jgg {
 namespace {
 
-// A product of rows with matrices, and what is done to its sums.
-ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
-                  ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
-                  ffi::RemainingArgs operands, ffi::RemainingRets results,
+// A product of rows with matrices, and what is done to its sums. The matrices are those of the
+// gate, or of gate and up next to each other. Operands are as the attribute `optional` names them;
+// results are the product, and gate and up if they are kept.
+template <KernelKind kKind>
+ffi::Error launch(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices, Sizes group_sizes,
+                  Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,
                   ffi::Dictionary attributes) {
   auto const stack = Shape<3>::of("the matrices", matrices);
   if (!stack) return stack.error();
   if (stack->batched) return invalid("the kernels of an expert MLP have no batch dimension");
   auto const [local_groups, k, columns] = stack->size;
   Attributes asked(attributes);
-  TileConfig const tile = asked.tile(kind);
+  TileConfig const tile = asked.tile(kKind);
   OptionalOperands given(operands, asked.get<std::string_view>("optional"));
   mlp::GatedArguments a{};
   auto error = take({x, group_sizes, group_offset, results}, asked, given, local_groups, k, a);
@@ -34,34 +36,12 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
   if (given.error().failure()) return given.error();
   error = take_results(results, a.has_up(), a);
   if (error.failure()) return error;
-  return launched(mlp::gated_ragged_dot(tile, a, stream), name);
+  return launched(mlp::gated_ragged_dot(tile, a, stream),
+                  kKind == KernelKind::kSwapped ? "few_rows_dot" : "gated_ragged_dot");
 }
 
-template <class... Operands>
-ffi::Error gated_ragged_dot(cudaStream_t stream, Operands... operands) {
-  return launch(KernelKind::kCooperative, "gated_ragged_dot", stream, operands...);
-}
-template <class... Operands>
-ffi::Error few_rows_dot(cudaStream_t stream, Operands... operands) {
-  return launch(KernelKind::kSwapped, "few_rows_dot", stream, operands...);
-}
-
-auto binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
-      .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>()           // group_offset
-      .RemainingArgs()        // as the attribute `optional` names them
-      .RemainingRets()        // the result; gate and up, if they are kept
-      .Attrs();
-}
+Handler<launch<KernelKind::kCooperative>> const gated_handler{"gated_ragged_dot.v3"};
+Handler<launch<KernelKind::kSwapped>> const few_rows_handler{"few_rows_dot.v2"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(
-    JggGatedRaggedDot, [](auto... operands) { return jgg::gated_ragged_dot(operands...); },
-    jgg::binding());
-JGG_DEFINE_HANDLER(
-    JggFewRowsDot, [](auto... operands) { return jgg::few_rows_dot(operands...); }, jgg::binding());

@@ -174,16 +174,8 @@ ffi::Error on_list_f32(cudaStream_t stream, ffi::RemainingArgs operands, Workspa
   return launched(grouped_gemm(asked->tile, *arguments, stream), "grouped_gemm_f32");
 }
 
-// Operands: alpha, beta, schedule, lhs..., rhs..., c... The results are `out`s.
-auto binding() { return on_stream().RemainingArgs().RemainingRets().Attrs(); }
-
-// Before them a workspace.
-auto binding_f32() {
-  return on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets().Attrs();
-}
+Handler<on_list> const list_handler{"grouped_gemm.v1"};
+Handler<on_list_f32> const list_f32_handler{"grouped_gemm_f32.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggGroupedGemm, jgg::on_list, jgg::binding());
-JGG_DEFINE_HANDLER(JggGroupedGemmF32, jgg::on_list_f32, jgg::binding_f32());

@@ -90,13 +90,7 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
   return launched(fp64::gemm_fp64(tile, arguments, stream), "grouped_gemm_fp64");
 }
 
+Handler<grouped_gemm_fp64> const grouped_gemm_fp64_handler{"grouped_gemm_fp64.v1"};
+
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()  // alpha
-                       .Arg<xla::ffi::AnyBuffer>()  // beta
-                       .RemainingArgs()             // lhs..., rhs..., c...
-                       .RemainingRets()             // out...
-                       .Attrs());

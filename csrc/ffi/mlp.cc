@@ -195,45 +195,9 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");
 }
 
+Handler<gated_gradient> const gradient_handler{"gated_ragged_dot_transpose.v4"};
+Handler<paired_ragged_dot> const paired_handler{"paired_ragged_dot.v2"};
+Handler<weight_gradients> const weight_gradients_handler{"paired_weight_gradients.v1"};
+
 }  // namespace
 }  // namespace jgg
-
-// The workspace of the first two is unused: all kernels of ragged products have one.
-JGG_DEFINE_HANDLER(JggGatedRaggedDotTranspose, jgg::gated_gradient,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // dy
-                       .Arg<xla::ffi::AnyBuffer>()             // the down projection's weights
-                       .Arg<xla::ffi::AnyBuffer>()             // gate
-                       .Arg<xla::ffi::AnyBuffer>()             // up
-                       .Arg<jgg::Floats>()                     // weights
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // dgate
-                       .Ret<xla::ffi::AnyBuffer>()             // dup
-                       .Ret<xla::ffi::AnyBuffer>()             // hidden
-                       .Ret<jgg::Floats>()                     // dweights, in parts
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggPairedRaggedDot, jgg::paired_ragged_dot,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // the first lhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second lhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // out
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggPairedWeightGradients, jgg::weight_gradients,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // x
-                       .Arg<jgg::Sizes>()                      // rows
-                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // the first result
-                       .Ret<xla::ffi::AnyBuffer>()             // the second result
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());

@@ -173,30 +173,8 @@ ffi::Error apply_and_quantize(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars
   return launched(optimizer::apply_and_quantize(arguments, stream), "apply_and_quantize");
 }
 
-auto adamw_binding() {
-  return on_stream()
-      .Arg<ffi::Buffer<ffi::F32>>()  // scalars
-      .Arg<Buffer>()                 // gradient
-      .Arg<Buffer>()                 // mean
-      .Arg<Buffer>()                 // square
-      .RemainingArgs()               // the weights: see kNames
-      .Ret<Buffer>()                 // mean
-      .Ret<Buffer>()                 // square
-      .RemainingRets()               // the weights
-      .Attrs();
-}
-
-auto apply_binding() {
-  return on_stream()
-      .Arg<ffi::Buffer<ffi::F32>>()  // whether the update applies
-      .Arg<Buffer>()                 // update
-      .RemainingArgs()               // the weights: see kNames
-      .RemainingRets()               // the weights
-      .Attrs();
-}
+Handler<adamw_quantized> const adamw_handler{"adamw_quantized.v1"};
+Handler<apply_and_quantize> const apply_handler{"apply_and_quantize.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggAdamwQuantized, jgg::adamw_quantized, jgg::adamw_binding());
-JGG_DEFINE_HANDLER(JggApplyAndQuantize, jgg::apply_and_quantize, jgg::apply_binding());

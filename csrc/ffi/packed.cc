@@ -138,19 +138,19 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 
-using Workspace = ffi::Result<ffi::BufferR1<ffi::DataType::U8>>;
-
 ffi::Error streamed_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
                                Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
-                               Workspace workspace, ffi::RemainingRets results,
-                               ffi::Dictionary attributes) {
+                               ffi::Result<ffi::BufferR1<ffi::U8>> workspace,
+                               ffi::RemainingRets results, ffi::Dictionary attributes) {
   return packed_dot(workspace->typed_data(), static_cast<int64_t>(workspace->size_bytes()), stream,
                     x, values, group_sizes, group_offset, operands, results, attributes);
 }
 
-template <class... Arguments>
-ffi::Error decoded_packed_dot(cudaStream_t stream, Arguments... arguments) {
-  return packed_dot(nullptr, 0, stream, arguments...);
+ffi::Error decoded_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
+                              Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
+                              ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return packed_dot(nullptr, 0, stream, x, values, group_sizes, group_offset, operands, results,
+                    attributes);
 }
 
 ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::RemainingArgs operands,
@@ -176,31 +176,9 @@ ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::Rema
   return launched(packed::unpack(a, stream), "unpack_matrices");
 }
 
-auto with_operands() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // values of the matrices, or of the gate
-      .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>()           // group_offset
-      .RemainingArgs();       // as `optional` names them
-}
+Handler<streamed_packed_dot> const streamed_handler{"streamed_packed_dot.v1"};
+Handler<decoded_packed_dot> const decoded_handler{"decoded_packed_dot.v1"};
+Handler<unpack_matrices> const unpack_handler{"unpack_matrices.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggStreamedPackedDot, jgg::streamed_packed_dot,
-                   jgg::with_operands()
-                       .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
-                       .RemainingRets()  // the result; gate and up, if kept
-                       .Attrs());
-JGG_DEFINE_HANDLER(
-    JggDecodedPackedDot, [](auto... arguments) { return jgg::decoded_packed_dot(arguments...); },
-    jgg::with_operands()
-        .RemainingRets()  // the result; gate and up, if kept
-        .Attrs());
-JGG_DEFINE_HANDLER(JggUnpackMatrices, jgg::unpack_matrices,
-                   jgg::on_stream()
-                       .Arg<jgg::ffi::AnyBuffer>()  // values
-                       .RemainingArgs()             // as the attribute `optional` names them
-                       .Ret<jgg::ffi::AnyBuffer>()
-                       .Attrs());

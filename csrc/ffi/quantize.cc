@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -66,8 +67,10 @@ struct Form {
 
 // Quantises x, or its rows with the numbers `of` if these are given.
 ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
-                            Values values, Scales scales, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
+                            Values values, Scales scales, ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  QuantizeFormat format{{}, {}, given.get<bool>("power_of_two")};
+  if (given.error().failure()) return given.error();
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
   if (!shape) return shape.error();
@@ -95,18 +98,20 @@ ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional
 }
 
 ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
-                         bool power_of_two) {
-  return quantize_rows_of(stream, x, {}, values, scales, power_of_two);
+                         ffi::Dictionary attributes) {
+  return quantize_rows_of(stream, x, {}, values, scales, attributes);
 }
 
 ffi::Error quantize_tokens(cudaStream_t stream, ffi::AnyBuffer x, Indices rows, Values values,
-                           Scales scales, bool power_of_two) {
-  return quantize_rows_of(stream, x, rows, values, scales, power_of_two);
+                           Scales scales, ffi::Dictionary attributes) {
+  return quantize_rows_of(stream, x, rows, values, scales, attributes);
 }
 
 ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
-                           Values values_t, Scales scales_t, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
+                           Values values_t, Scales scales_t, ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  QuantizeFormat format{{}, {}, given.get<bool>("power_of_two")};
+  if (given.error().failure()) return given.error();
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<3>::of("x", x);
   if (!shape) return shape.error();
@@ -130,8 +135,11 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
 
 // Two stacks of matrices next to each other, each of them filled up with zeros to whole blocks.
 ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Values values,
-                           Scales scales, Values values_t, Scales scales_t, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
+                           Scales scales, Values values_t, Scales scales_t,
+                           ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  QuantizeFormat format{{}, {}, given.get<bool>("power_of_two")};
+  if (given.error().failure()) return given.error();
   if (auto error = source_type(x, format.source); error.failure()) return error;
   if (x.element_type() != y.element_type()) return invalid("the stacks differ in type");
   auto const shape = Shape<3>::of("x", x);
@@ -170,8 +178,10 @@ ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer
 
 ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> group_sizes,
                            Values values, Scales scales, Values values_t, Scales scales_t,
-                           bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
+                           ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  QuantizeFormat format{{}, {}, given.get<bool>("power_of_two")};
+  if (given.error().failure()) return given.error();
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
   if (!shape) return shape.error();
@@ -238,8 +248,10 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
                              ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
                              Values values_t, ffi::Result<ffi::Buffer<ffi::U8>> quantized,
-                             bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
+                             ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  QuantizeFormat format{{}, {}, given.get<bool>("power_of_two")};
+  if (given.error().failure()) return given.error();
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
   if (!shape) return shape.error();
@@ -285,59 +297,13 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<
   return launched(quantize::quantize_gathered(format, arguments, stream), "quantize_gathered");
 }
 
+Handler<quantize_rows> const rows_handler{"quantize_rows.v1"};
+Handler<quantize_tokens> const tokens_handler{"quantize_tokens.v1"};
+Handler<quantize_blocks> const blocks_handler{"quantize_blocks.v1"};
+Handler<quantize_joined> const joined_handler{"quantize_joined.v1"};
+Handler<quantize_ragged> const ragged_handler{"quantize_ragged.v1"};
+Handler<column_maxima> const maxima_handler{"column_maxima.v1"};
+Handler<quantize_gathered> const gathered_handler{"quantize_gathered.v2"};
+
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggQuantizeRows, jgg::quantize_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeTokens, jgg::quantize_tokens,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<jgg::Indices>()                     // rows
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeBlocks, jgg::quantize_blocks,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeJoined, jgg::quantize_joined,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::AnyBuffer>()              // y
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeRagged, jgg::quantize_ragged,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggColumnMaxima, jgg::column_maxima,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()                // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // window
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // maxima
-JGG_DEFINE_HANDLER(JggQuantizeGathered, jgg::quantize_gathered,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
-                       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // room, or nothing
-                       .Attr<bool>("power_of_two"));

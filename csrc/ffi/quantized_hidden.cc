@@ -214,70 +214,10 @@ ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer project
                                    hidden, hidden_scales, dweights, attributes);
 }
 
-auto hidden_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .RemainingArgs()               // count of rows, if it is not all
-      .Ret<ffi::AnyBuffer>()         // values
-      .Ret<ffi::Buffer<ffi::F32>>()  // scales
-      .Attrs();
-}
-
-auto gradients_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::AnyBuffer>()         // gradient of hidden
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Ret<ffi::AnyBuffer>()         // values
-      .Ret<ffi::Buffer<ffi::F32>>()  // scales
-      .Ret<ffi::AnyBuffer>()         // gradient of gate
-      .Ret<ffi::AnyBuffer>()         // gradient of up
-      .Ret<ffi::AnyBuffer>()         // hidden
-      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
-      .Attrs();
-}
-
-auto ragged_gradients_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::AnyBuffer>()         // gradient of hidden
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Arg<ffi::Buffer<ffi::S32>>()  // group_sizes
-      .Ret<ffi::AnyBuffer>()         // values
-      .Ret<ffi::Buffer<ffi::F32>>()  // scales
-      .Ret<ffi::AnyBuffer>()         // gradient of gate
-      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
-      .Ret<ffi::AnyBuffer>()         // gradient of up
-      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
-      .Ret<ffi::AnyBuffer>()         // hidden
-      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
-      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
-      .Attrs();
-}
-
-auto joined_gradients_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()         // projections
-      .Arg<ffi::AnyBuffer>()         // gradient of hidden
-      .Arg<ffi::Buffer<ffi::F32>>()  // weights
-      .Arg<ffi::Buffer<ffi::S32>>()  // group_sizes
-      .Ret<ffi::AnyBuffer>()         // values, gradients of gate and of up
-      .Ret<ffi::Buffer<ffi::F32>>()  // scales of values
-      .Ret<ffi::Buffer<ffi::F32>>()  // of the gradient of gate
-      .Ret<ffi::Buffer<ffi::F32>>()  // of the gradient of up
-      .Ret<ffi::AnyBuffer>()         // hidden
-      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
-      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
-      .Attrs();
-}
+Handler<quantize_hidden> const hidden_handler{"quantize_hidden.v1"};
+Handler<quantize_gradients> const gradients_handler{"quantize_gradients.v1"};
+Handler<quantize_ragged_gradients> const ragged_handler{"quantize_ragged_gradients.v1"};
+Handler<quantize_joined_gradients> const joined_handler{"quantize_joined_gradients.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding());
-JGG_DEFINE_HANDLER(JggQuantizeGradients, jgg::quantize_gradients, jgg::gradients_binding());
-JGG_DEFINE_HANDLER(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
-                   jgg::ragged_gradients_binding());
-JGG_DEFINE_HANDLER(JggQuantizeJoinedGradients, jgg::quantize_joined_gradients,
-                   jgg::joined_gradients_binding());

@@ -181,29 +181,9 @@ ffi::Error on_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::A
   return launched(ragged_contracting(asked->tile, *arguments, stream), "ragged_accumulate");
 }
 
-// The buffers that all products have. The workspace is where the parts of float32 operands and
-// partial sums go: XLA plans it with its own temporaries, and its address outlives a captured
-// graph.
-template <class Operands>
-auto with_operands(Operands operands) {
-  return std::move(operands)
-      .template Arg<ffi::AnyBuffer>()        // lhs
-      .template Arg<ffi::AnyBuffer>()        // rhs
-      .template Arg<Sizes>()                 // group_sizes
-      .template Arg<Sizes>()                 // group_offset
-      .template Ret<ffi::AnyBuffer>()        // out
-      .template Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attrs();
-}
-
-auto binding() { return with_operands(on_stream()); }
-
-// The result is aliased to the accumulator.
-auto accumulate_binding() { return with_operands(on_stream().Arg<ffi::AnyBuffer>()); }
+Handler<on_noncontracting> const noncontracting_handler{"ragged_noncontracting.v4"};
+Handler<on_contracting> const contracting_handler{"ragged_contracting.v4"};
+Handler<on_accumulate> const accumulate_handler{"ragged_accumulate.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggRaggedNoncontracting, jgg::on_noncontracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggRaggedContracting, jgg::on_contracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggRaggedAccumulate, jgg::on_accumulate, jgg::accumulate_binding());

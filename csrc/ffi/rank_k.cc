@@ -115,16 +115,8 @@ ffi::Error on_rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands,
   return launched(rank_k(update->tile, *arguments, stream), "rank_k_f32");
 }
 
-// Operands: see rank_k_arguments. The results are `out`s.
-auto binding() { return on_stream().RemainingArgs().RemainingRets().Attrs(); }
-
-// Before them a workspace.
-auto binding_f32() {
-  return on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets().Attrs();
-}
+Handler<on_rank_k> const rank_k_handler{"rank_k.v3"};
+Handler<on_rank_k_f32> const rank_k_f32_handler{"rank_k_f32.v3"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggRankK, jgg::on_rank_k, jgg::binding());
-JGG_DEFINE_HANDLER(JggRankKF32, jgg::on_rank_k_f32, jgg::binding_f32());

@@ -40,9 +40,7 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
   return launched(fp64::rank_k_fp64(tile, arguments, stream), "rank_k_fp64");
 }
 
+Handler<rank_k_fp64> const rank_k_fp64_handler{"rank_k_fp64.v2"};
+
 }  // namespace
 }  // namespace jgg
-
-// Operands: see rank_k_fp64. The results are `out`s.
-JGG_DEFINE_HANDLER(JggRankKFp64, jgg::rank_k_fp64,
-                   jgg::on_stream().RemainingArgs().RemainingRets().Attrs());

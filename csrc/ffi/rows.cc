@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "rows/sort_by_expert.h"
@@ -139,8 +140,12 @@ ffi::Error gather_arguments(ffi::AnyBuffer const& x, Int32 const& index,
 }
 
 ffi::Error gather_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index,
-                       ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> y, int32_t divisor,
-                       bool weighted) {
+                       ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> y,
+                       ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  auto const divisor = given.get<int32_t>("divisor");
+  auto const weighted = given.get<bool>("weighted");
+  if (given.error().failure()) return given.error();
   rows::GatherArguments arguments{};
   auto error = gather_arguments(x, index, operands, *y, divisor, weighted, arguments);
   if (error.failure()) return error;
@@ -149,7 +154,11 @@ ffi::Error gather_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index,
 
 ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int32 row_of_pair,
                          ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> y,
-                         int32_t divisor, bool weighted) {
+                         ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  auto const divisor = given.get<int32_t>("divisor");
+  auto const weighted = given.get<bool>("weighted");
+  if (given.error().failure()) return given.error();
   rows::DispatchArguments arguments{};
   auto error = gather_arguments(x, index, operands, *y, divisor, weighted, arguments.gather);
   if (error.failure()) return error;
@@ -169,7 +178,11 @@ ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int
 }
 
 ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair,
-                        ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> x, bool weighted) {
+                        ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> x,
+                        ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  auto const weighted = given.get<bool>("weighted");
+  if (given.error().failure()) return given.error();
   auto const copies = Shape<2>::of("rows", y);
   if (!copies) return copies.error();
   auto const pairs = Shape<2>::of("the rows of pairs", row_of_pair);
@@ -253,44 +266,11 @@ ffi::Error sort_by_expert(cudaStream_t stream, Int32 expert, ffi::Result<Int32> 
   return launched(rows::sort_by_expert(arguments, stream), "sort_by_expert");
 }
 
+Handler<gather_rows> const gather_handler{"gather_rows.v1"};
+Handler<dispatch_rows> const dispatch_handler{"dispatch_rows.v1"};
+Handler<combine_rows> const combine_handler{"combine_rows.v1"};
+Handler<row_dots> const dots_handler{"row_dots.v1"};
+Handler<sort_by_expert> const sort_handler{"sort_by_expert.v1"};
+
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggGatherRows, jgg::gather_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // rows
-                       .Attr<int32_t>("divisor")
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggDispatchRows, jgg::dispatch_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // rows
-                       .Attr<int32_t>("divisor")
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggCombineRows, jgg::combine_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // rows
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // sums
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggRowDots, jgg::row_dots,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()                // x
-                       .Arg<xla::ffi::AnyBuffer>()                // rows
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // rows of pairs
-                       .RemainingArgs()                           // count
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // inner products
-JGG_DEFINE_HANDLER(JggSortByExpert, jgg::sort_by_expert,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // experts
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // order
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // inverse
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // group_sizes
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>());  // workspace

@@ -344,54 +344,10 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   return launched(paired_scaled_contracting(tile, arguments, stream), "paired_scaled_contracting");
 }
 
-// The operands and results of both products. The workspace is for partial sums.
-auto binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()        // lhs
-      .Arg<Scales>()                // lhs_scale
-      .Arg<ffi::AnyBuffer>()        // rhs
-      .Arg<Scales>()                // rhs_scale
-      .Arg<Sizes>()                 // group_sizes
-      .Arg<Sizes>()                 // group_offset
-      .Ret<ffi::AnyBuffer>()        // out
-      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attrs();
-}
-
-auto gathered_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()        // lhs
-      .Arg<Scales>()                // lhs_scale
-      .Arg<ffi::AnyBuffer>()        // rhs
-      .Arg<Scales>()                // rhs_scale
-      .Arg<Sizes>()                 // group_sizes
-      .Arg<Sizes>()                 // group_offset
-      .Arg<Sizes>()                 // rows
-      .Ret<ffi::AnyBuffer>()        // out
-      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attrs();
-}
-
-auto paired_binding() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()  // lhs
-      .Arg<Scales>()          // lhs_scale
-      .Arg<ffi::AnyBuffer>()  // the first rhs
-      .Arg<Scales>()          // its scales
-      .Arg<ffi::AnyBuffer>()  // the second rhs
-      .Arg<Scales>()          // its scales
-      .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>()           // group_offset
-      .Ret<ffi::AnyBuffer>()  // the first result
-      .Ret<ffi::AnyBuffer>()  // the second result
-      .Attrs();
-}
+Handler<scaled_noncontracting> const noncontracting_handler{"scaled_ragged_noncontracting.v5"};
+Handler<gathered_noncontracting> const gathered_handler{"gathered_scaled_noncontracting.v1"};
+Handler<scaled_contracting> const contracting_handler{"scaled_ragged_contracting.v3"};
+Handler<paired_contracting> const paired_handler{"paired_scaled_contracting.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggScaledRaggedNoncontracting, jgg::scaled_noncontracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggGatheredScaledNoncontracting, jgg::gathered_noncontracting,
-                   jgg::gathered_binding());
-JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggPairedScaledContracting, jgg::paired_contracting, jgg::paired_binding());
