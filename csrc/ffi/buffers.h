@@ -14,6 +14,9 @@ namespace jgg {
 
 namespace ffi = ::xla::ffi;
 
+using Floats = ffi::Buffer<ffi::F32>;
+using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
+
 constexpr int64_t kVectorBytes = 16;
 
 inline ffi::Error invalid(std::string const& message) {
@@ -58,7 +61,7 @@ inline ffi::Error operand_vectors(char const* name, ffi::AnyBuffer const& buffer
 // The dimensions of a buffer, told apart from the batch dimension that may come before them.
 template <int kRank>
 struct Shape {
-  char const* name;
+  char const* name = "";
   std::array<int, kRank> size;
   int batches;
   bool batched;
@@ -92,14 +95,5 @@ struct Shape {
     return invalid(message);
   }
 };
-
-// Whether a buffer has a shape, without a batch dimension.
-template <int kRank, class Buffer>
-ffi::Error has_shape(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
-  auto const shape = Shape<kRank>::of(name, buffer);
-  if (!shape) return shape.error();
-  if (shape->batched) return invalid(std::string(name) + " has a batch dimension");
-  return shape->expect(expected, 1);
-}
 
 }  // namespace jgg

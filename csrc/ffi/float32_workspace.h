@@ -4,11 +4,10 @@
 #include <string>
 
 #include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "types.h"
 
 namespace jgg {
-
-using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 // The accuracy that the attribute `terms` asks for, the number of products of two 16-bit parts.
 inline ffi::ErrorOr<Accuracy> accuracy_of(int terms) {
@@ -26,14 +25,12 @@ inline ffi::Error parts_fit(int64_t workspace_bytes, int64_t needed) {
 
 // Takes over `terms` and the workspace. `needed` tells how many bytes the arguments need.
 template <class Arguments>
-ffi::Error use_float32_workspace(WorkspaceResult workspace, int terms,
-                                 int64_t (*needed)(Arguments const&), Arguments& arguments) {
-  auto const accuracy = accuracy_of(terms);
-  if (!accuracy) return accuracy.error();
-  arguments.accuracy = *accuracy;
+void use_float32_workspace(Call& call, WorkspaceResult workspace,
+                           int64_t (*needed)(Arguments const&), Arguments& arguments) {
+  arguments.accuracy = call.take(accuracy_of(call.get<int32_t>("terms", 0)));
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  return parts_fit(arguments.workspace_bytes, needed(arguments));
+  if (!call.failed()) call.check(parts_fit(arguments.workspace_bytes, needed(arguments)));
 }
 
 }  // namespace jgg

@@ -1,7 +1,7 @@
 // Buffers that are stacks of matrices.
 #pragma once
 
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 
 namespace jgg {
 

@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
-namespace jgg::rows {
+#include "types.h"
 
-enum class ElementType { kBf16, kF16, kF32 };
+namespace jgg::rows {
 
 // An operand for each batch or, with a stride of 0, one for all batches.
 template <class T>
