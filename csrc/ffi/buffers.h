@@ -15,7 +15,6 @@ namespace jgg {
 namespace ffi = ::xla::ffi;
 
 using Floats = ffi::Buffer<ffi::F32>;
-using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 constexpr int64_t kVectorBytes = 16;
 

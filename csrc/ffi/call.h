@@ -3,16 +3,26 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ffi/buffers.h"
-#include "ffi/kernel_kind.h"
+#include "ffi/element_types.h"
 #include "mlp/gated_ragged_dot.h"
 #include "multiprocessors.h"
 #include "types.h"
 
 namespace jgg {
+
+constexpr std::pair<std::string_view, KernelKind> kKernelKinds[] = {
+    {"cooperative", KernelKind::kCooperative},
+    {"pingpong", KernelKind::kPingpong},
+    {"stream_k", KernelKind::kStreamK},
+    {"swapped", KernelKind::kSwapped},
+    {"fine", KernelKind::kFine},
+};
 
 // Keeps what is wrong with the first attribute or buffer that is not as it should be. Whatever is
 // asked for is zero where it is wrong, so that a handler may look at the error once, before it
@@ -51,9 +61,12 @@ class Call {
                     otherwise};
     if (!has("kind")) return tile;
     auto const name = get<std::string_view>("kind");
-    if (!kernel_kind(name, tile.kind)) {
-      fail("there is no kind of kernel called " + std::string(name));
+    for (auto const& [known, kind] : kKernelKinds) {
+      if (known != name) continue;
+      tile.kind = kind;
+      return tile;
     }
+    fail("there is no kind of kernel called " + std::string(name));
     return tile;
   }
 
@@ -78,6 +91,17 @@ class Call {
     if (value) return *value;
     check(value.error());
     return T{};
+  }
+
+  // The element type of a buffer, one of `among`.
+  ElementType type(ffi::AnyBuffer const& buffer, std::initializer_list<ElementType> among,
+                   char const* otherwise) {
+    ElementType type{};
+    if (!element_type(buffer.element_type(), among, type)) fail(otherwise);
+    return type;
+  }
+  ElementType quantized_type(ffi::AnyBuffer const& values) {
+    return type(values, kFloat8s, "the quantisers return f8e4m3fn or f8e5m2");
   }
 
   // The dimensions of a buffer, which may have a batch dimension before them.

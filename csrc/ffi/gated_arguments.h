@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"

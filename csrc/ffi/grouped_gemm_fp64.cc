@@ -2,12 +2,10 @@
 #include <string>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/stacks.h"
 #include "fp64/gemm.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {

@@ -1,14 +1,13 @@
 // Bindings of the kernels of an expert MLP: check the buffers, name the sizes, launch.
-#include <array>
+#include <initializer_list>
 #include <string>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
+#include "ffi/workspace.h"
 #include "mlp/gated_ragged_dot.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
@@ -17,12 +16,11 @@ using Result = ffi::Result<ffi::AnyBuffer>;
 
 // Sets `type` to that of all buffers, whose rows TMA has to address.
 void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
-  ffi::DataType const first = buffers.begin()->element_type();
-  if (!element_type(first, {ElementType::kBf16}, type)) {
-    call.fail("the kernels of an expert MLP take bf16");
-  }
+  type =
+      call.type(*buffers.begin(), {ElementType::kBf16}, "the kernels of an expert MLP take bf16");
   for (ffi::AnyBuffer const& buffer : buffers) {
-    if (buffer.element_type() != first) call.fail("operands and results differ in type");
+    if (buffer.element_type() != buffers.begin()->element_type())
+      call.fail("operands and results differ in type");
     call.check(whole_vectors("an operand or a result", buffer));
   }
 }
@@ -136,8 +134,7 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   a.rhs[1] = second_rhs.untyped_data();
   a.out[0] = first_out->untyped_data();
   a.out[1] = second_out->untyped_data();
-  a.workspace = workspace->typed_data();
-  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  set_workspace(workspace, a);
   a.k = k;
   a.n = n;
   return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");

@@ -22,19 +22,7 @@ using Indices = ffi::Buffer<ffi::S32>;
 int blocks(int size) { return ceil_div(size, kScaleBlock); }
 
 ElementType source_type(Call& call, ffi::AnyBuffer const& x) {
-  ElementType type{};
-  if (!element_type(x.element_type(), kFloats, type)) {
-    call.fail("the quantisers take bf16, f16 or f32");
-  }
-  return type;
-}
-
-ElementType fp8_type(Call& call, ffi::AnyBuffer const& values) {
-  ElementType type{};
-  if (!element_type(values.element_type(), kFloat8s, type)) {
-    call.fail("the quantisers return f8e4m3fn or f8e5m2");
-  }
-  return type;
+  return call.type(x, kFloats, "the quantisers take bf16, f16 or f32");
 }
 
 // The forms of a result that are wanted, all in one FP8 type and in the batches of the operands.
@@ -50,7 +38,7 @@ class Forms {
   void take(char const* name, Values values, Scales scales, std::array<int, kRank> expected,
             std::array<int, kScaleRank> expected_scales, uint8_t*& q, float*& scale) {
     if (values->element_count() == 0) return;
-    ElementType const type = fp8_type(call_, *values);
+    ElementType const type = call_.quantized_type(*values);
     if (is_wanted_ && type != format_.fp8) call_.fail("both forms of a result have one FP8 type");
     format_.fp8 = type;
     is_wanted_ = true;
@@ -214,7 +202,7 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, Indices row_
                              ffi::Result<ffi::Buffer<ffi::U8>> quantized,
                              ffi::Dictionary attributes) {
   Call call(attributes);
-  QuantizeFormat const format{source_type(call, x), fp8_type(call, *values_t),
+  QuantizeFormat const format{source_type(call, x), call.quantized_type(*values_t),
                               call.get<bool>("power_of_two")};
   auto const [tokens, columns] = call.size<2>("x", x);
   auto const [rows] = call.size<1>("row_of", row_of);

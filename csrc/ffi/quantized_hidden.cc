@@ -24,14 +24,6 @@ void check_bf16(Call& call, std::initializer_list<ffi::AnyBuffer> buffers) {
   }
 }
 
-ElementType fp8_type(Call& call, ffi::AnyBuffer const& buffer) {
-  ElementType type{};
-  if (!element_type(buffer.element_type(), kFloat8s, type)) {
-    call.fail("the quantisers return f8e4m3fn or f8e5m2");
-  }
-  return type;
-}
-
 // The rows of a result of `columns` columns.
 mlp::Projections of_rows(Call& call, ffi::AnyBuffer const& projections, Floats const& weights,
                          int rows, int columns) {
@@ -50,7 +42,8 @@ ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floa
   Call call(attributes);
   auto const [rows, columns] = call.size<2>("the values", *values);
   mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat const format{fp8_type(call, *values), call.get<bool>("power_of_two")};
+  mlp::QuantizedHiddenFormat const format{call.quantized_type(*values),
+                                          call.get<bool>("power_of_two")};
   a.projections = of_rows(call, projections, weights, rows, columns);
   call.expect<2>("the scales", *scales, {rows, a.projections.blocks()});
   if (count.size() > 0) {
@@ -72,7 +65,8 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   Call call(attributes);
   auto const [rows, columns] = call.size<2>("the gradient of hidden", dh);
   mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat const format{fp8_type(call, *values), call.get<bool>("power_of_two")};
+  mlp::QuantizedHiddenFormat const format{call.quantized_type(*values),
+                                          call.get<bool>("power_of_two")};
   a.projections = of_rows(call, projections, weights, rows, columns);
   int const blocks = a.projections.blocks();
   call.expect<2>("the gradient of gate", *dgate, {rows, columns});
@@ -107,8 +101,8 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   int const row_blocks = call.size<3>("the gradient of gate", *dgate)[0];
   call.check(enough_blocks(rows, groups, row_blocks));
   mlp::RaggedGradients a{};
-  mlp::RaggedGradientsFormat const format{fp8_type(call, *hidden), fp8_type(call, *values),
-                                          call.get<bool>("power_of_two")};
+  mlp::RaggedGradientsFormat const format{
+      call.quantized_type(*hidden), call.quantized_type(*values), call.get<bool>("power_of_two")};
   a.projections = of_rows(call, projections, weights, rows, columns);
   int const blocks = a.projections.blocks();
   call.expect<2>("the values", *values, {rows, 2 * a.projections.pitch()});

@@ -4,14 +4,11 @@
 #include <array>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
-#include "ffi/float32_workspace.h"
 #include "ffi/groups.h"
-#include "ffi/partial_sums.h"
+#include "ffi/workspace.h"
 #include "ragged/parts_workspace.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
@@ -25,13 +22,12 @@ std::array<int, 2> matrix(int rows, int columns, bool transpose) {
 // temporaries, and its address outlives a captured graph.
 void use_workspace(Call& call, WorkspaceResult workspace, TileConfig tile, RaggedDotArguments& a) {
   int const terms = call.get<int32_t>("terms", 0);
-  a.workspace = workspace->typed_data();
-  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (tile.kind == KernelKind::kStreamK) call.check(sums_fit(a.workspace_bytes, tile));
-  if (call.failed() || a.type != ElementType::kF32) return;
-  a.accuracy = call.take(accuracy_of(terms));
+  set_workspace(workspace, a);
+  if (tile.kind == KernelKind::kStreamK) expect_room_for_sums(call, a.workspace_bytes, tile);
+  if (a.type != ElementType::kF32) return;
+  a.accuracy = accuracy_of(call, terms);
   if (call.failed() || tile.kind == KernelKind::kSwapped) return;  // that kind splits on the way
-  call.check(parts_fit(a.workspace_bytes, RaggedWorkspace(a).bytes()));
+  expect_room_for_parts(call, a.workspace_bytes, RaggedWorkspace(a).bytes());
 }
 
 // The arguments of either product. Attributes with a default belong to some products only.

@@ -6,9 +6,8 @@
 #include "ffi/bindings.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
-#include "ffi/float32_workspace.h"
 #include "ffi/rank_k_operands.h"
-#include "xla/ffi/api/ffi.h"
+#include "ffi/workspace.h"
 
 namespace jgg {
 namespace {

@@ -6,7 +6,6 @@
 #include "ffi/element_types.h"
 #include "ffi/rank_k_operands.h"
 #include "fp64/rank_k.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {

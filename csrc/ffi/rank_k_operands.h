@@ -7,7 +7,6 @@
 
 #include "ffi/call.h"
 #include "rank_k/rank_k.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 

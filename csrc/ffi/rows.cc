@@ -18,10 +18,8 @@ using rows::Batched;
 using Int32 = ffi::Buffer<ffi::S32>;
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-void take_type(Call& call, ffi::AnyBuffer const& x, ElementType& type) {
-  if (!element_type(x.element_type(), kFloats, type)) {
-    call.fail("the kernels move rows of bf16, f16 or f32");
-  }
+ElementType moved_type(Call& call, ffi::AnyBuffer const& x) {
+  return call.type(x, kFloats, "the kernels move rows of bf16, f16 or f32");
 }
 
 // A call of so many batches.
@@ -100,7 +98,7 @@ rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, 
       call.fail("FP8 rows are copied as they are, two columns at a time");
     }
   } else {
-    take_type(call, x, a.shape.type);
+    a.shape.type = moved_type(call, x);
   }
   a.shape.batches = copies.batches;
   a.rows.rows = rows;
@@ -145,7 +143,7 @@ ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair
   if (x->element_type() != y.element_type()) call.fail("rows and the result have one type");
   call.set_batches(sums.batches);
   rows::CombineArguments a{};
-  take_type(call, y, a.shape.type);
+  a.shape.type = moved_type(call, y);
   a.shape.columns = columns;
   a.shape.batches = sums.batches;
   a.rows.rows = rows;
@@ -170,7 +168,7 @@ ffi::Error row_dots(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Int
   if (x.element_type() != y.element_type()) call.fail("x and rows have one element type");
   call.set_batches(dots.batches);
   rows::DotsArguments a{};
-  take_type(call, x, a.shape.type);
+  a.shape.type = moved_type(call, x);
   a.shape.columns = columns;
   a.shape.batches = dots.batches;
   a.rows.rows = rows;

@@ -11,10 +11,9 @@
 #include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
-#include "ffi/partial_sums.h"
 #include "ffi/row_blocks.h"
+#include "ffi/workspace.h"
 #include "scheduler/ceil_div.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
@@ -40,11 +39,11 @@ enum class GroupScaling {
 
 void check_types(Call& call, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
                  ScaledArguments& a) {
-  if (!element_type(lhs.element_type(), kFloat8s, a.type) ||
-      !element_type(rhs.element_type(), kFloat8s, a.rhs_type) ||
-      !element_type(out.element_type(), kFloats, a.out_type)) {
-    call.fail("the kernels multiply float8_e4m3fn or float8_e5m2 into bf16, f16 or f32");
-  }
+  constexpr char kTypes[] =
+      "the kernels multiply float8_e4m3fn or float8_e5m2 into bf16, f16 or f32";
+  a.type = call.type(lhs, kFloat8s, kTypes);
+  a.rhs_type = call.type(rhs, kFloat8s, kTypes);
+  a.out_type = call.type(out, kFloats, kTypes);
   call.check(whole_vectors("lhs", lhs));
   call.check(whole_vectors("rhs", rhs));
   call.check(whole_vectors("the result", out));
@@ -140,9 +139,8 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats
   a.m = m;
   a.n = n;
   a.k = k;
-  a.workspace = workspace->typed_data();
-  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (tile.kind == KernelKind::kStreamK) call.check(sums_fit(a.workspace_bytes, tile));
+  set_workspace(workspace, a);
+  if (tile.kind == KernelKind::kStreamK) expect_room_for_sums(call, a.workspace_bytes, tile);
   if (call.failed()) return call.error();
   bool const changes_along_k = a.lhs_scales.block_stride != 0 || a.rhs_scales.block_stride != 0;
   bool const by_channels = tile.kind != KernelKind::kSwapped && !changes_along_k;
