@@ -21,9 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
   float const* const weight_of =
       kWeighted ? pairs.weights.of(batch) + token * pairs.choices : nullptr;
-  auto const* const y = reinterpret_cast<T const*>(static_cast<char const*>(arguments.y.data) +
-                                                   batch * arguments.y.stride) +
-                        column;
+  auto const* const y = arguments.y.as<T>(batch) + column;
   float sum[Part::kElements] = {};
   for (int first = 0; first < pairs.choices; first += kAtOnce) {
     unsigned row[kAtOnce];

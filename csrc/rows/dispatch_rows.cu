@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 
   int64_t const token = place.row;
   int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
-  auto const* const x =
-      reinterpret_cast<T const*>(static_cast<char const*>(gather.x.data) + batch * gather.x.stride);
+  auto const* const x = gather.x.as<T>(batch);
   T* const y =
       static_cast<T*>(gather.y) + static_cast<int64_t>(batch) * gather.rows.rows * columns + column;
   Part part{};

@@ -17,11 +17,8 @@ __global__ void __launch_bounds__(kThreads) row_dots_kernel(DotsArguments argume
 
   unsigned const rows = valid_rows(arguments.rows, batch);
   int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
-  auto const* const x = reinterpret_cast<T const*>(static_cast<char const*>(arguments.x.data) +
-                                                   batch * arguments.x.stride) +
-                        token * columns;
-  auto const* const y = reinterpret_cast<T const*>(static_cast<char const*>(arguments.y.data) +
-                                                   batch * arguments.y.stride);
+  auto const* const x = arguments.x.as<T>(batch) + token * columns;
+  auto const* const y = arguments.y.as<T>(batch);
   float* const weights =
       arguments.weights + (static_cast<int64_t>(batch) * pairs.tokens + token) * pairs.choices;
   for (int first = 0; first < pairs.choices; first += kAtOnce) {

@@ -21,6 +21,11 @@ struct Batched {
   int64_t stride = 0;  // elements from one batch to the next
 
   __device__ T* of(int batch) const { return data + batch * stride; }
+  // Of data whose type is known in the kernel alone: the stride is in bytes.
+  template <class Element>
+  __device__ Element const* as(int batch) const {
+    return reinterpret_cast<Element const*>(static_cast<char const*>(data) + batch * stride);
+  }
 };
 
 // Rows at or past `count` are neither read nor written, nor are those that no index is in range of.
