@@ -1,6 +1,8 @@
 // A call of a handler: its attributes by name, and checks of its operands and results.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -8,13 +10,43 @@
 #include <string_view>
 #include <utility>
 
-#include "ffi/buffers.h"
+#include "dispatch.h"
 #include "ffi/element_types.h"
+#include "largest_sizes.h"
 #include "mlp/gated_ragged_dot.h"
 #include "multiprocessors.h"
 #include "types.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
+
+namespace ffi = ::xla::ffi;
+
+using Floats = ffi::Buffer<ffi::F32>;
+
+constexpr int64_t kVectorBytes = 16;
+
+inline ffi::Error invalid(std::string const& message) {
+  return ffi::Error::InvalidArgument(message);
+}
+
+inline ffi::Error launched(cudaError_t status, char const* product) {
+  if (status == cudaSuccess) return ffi::Error::Success();
+  if (status == kNotCompiled) {
+    return invalid(std::string(product) +
+                   ": no kernel is compiled for this tile, kind, element types and majors");
+  }
+  return ffi::Error::Internal(std::string(product) + ": " + cudaGetErrorString(status));
+}
+
+// The dimensions of a buffer, told apart from the batch dimension that may come before them.
+template <int kRank>
+struct Shape {
+  char const* name = "";
+  std::array<int, kRank> size{};
+  int batches = 0;
+  bool batched = false;
+};
 
 constexpr std::pair<std::string_view, KernelKind> kKernelKinds[] = {
     {"cooperative", KernelKind::kCooperative},
@@ -34,11 +66,9 @@ class Call {
   bool failed() const { return error_.failure(); }
   ffi::Error const& error() const { return error_; }
 
-  // Takes over what is wrong, if anything is.
-  void check(ffi::Error const& error) {
-    if (!failed()) error_ = error;
+  void fail(std::string const& message) {
+    if (!failed()) error_ = invalid(message);
   }
-  void fail(std::string const& message) { check(invalid(message)); }
 
   // ---- attributes. XLA does not count them: a call may lack those that have a default ----
 
@@ -86,13 +116,6 @@ class Call {
 
   // ---- buffers ----
 
-  template <class T>
-  T take(ffi::ErrorOr<T> const& value) {
-    if (value) return *value;
-    check(value.error());
-    return T{};
-  }
-
   // The element type of a buffer, one of `among`.
   ElementType type(ffi::AnyBuffer const& buffer, std::initializer_list<ElementType> among,
                    char const* otherwise) {
@@ -104,15 +127,38 @@ class Call {
     return type(values, kFloat8s, "the quantisers return f8e4m3fn or f8e5m2");
   }
 
+  // Whether kernels take a size of `name`, which is not zero.
+  bool expect_size(std::string const& name, int64_t size) {
+    if (size >= 1 && size <= kMostSize) return true;
+    fail(name + " is " + std::to_string(size) + ", not one of 1 to " + std::to_string(kMostSize));
+    return false;
+  }
+
   // The dimensions of a buffer, which may have a batch dimension before them.
   template <int kRank, class Buffer>
   Shape<kRank> shape(char const* name, Buffer const& buffer) {
-    return take(Shape<kRank>::of(name, buffer));
+    auto const dimensions = buffer.dimensions();
+    bool const batched = dimensions.size() == kRank + 1;
+    if (!batched && dimensions.size() != kRank) {
+      fail(std::string(name) + " has rank " + std::to_string(dimensions.size()) + ", not " +
+           std::to_string(kRank) + " or one more");
+      return {};
+    }
+    for (int64_t const size : dimensions) {
+      if (!expect_size(std::string("a dimension of ") + name, size)) return {};
+    }
+    Shape<kRank> shape{name, {}, batched ? static_cast<int>(dimensions[0]) : 1, batched};
+    for (int i = 0; i < kRank; ++i) shape.size[i] = static_cast<int>(dimensions[batched + i]);
+    return shape;
   }
+
   // Operands either share the batch or have all of it.
   template <class Shape>
   void expect(Shape const& shape, decltype(Shape::size) expected, int batches) {
-    check(shape.expect(expected, batches));
+    if (shape.size == expected && (!shape.batched || shape.batches == batches)) return;
+    std::string message = std::string(shape.name) + " does not fit the other operands: expected [";
+    for (int const size : expected) message += std::to_string(size) + ", ";
+    fail(message.replace(message.size() - 2, 2, "]"));
   }
 
   // The dimensions of a buffer without a batch dimension.
@@ -126,7 +172,24 @@ class Call {
   void expect(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
     auto const found = shape<static_cast<int>(kRank)>(name, buffer);
     if (found.batched) fail(std::string(name) + " has a batch dimension");
-    check(found.expect(expected, 1));
+    expect(found, expected, 1);
+  }
+
+  // Whether rows are whole vectors of `bytes`, as TMA and wide loads have to find them.
+  void expect_vectors(char const* name, ffi::AnyBuffer const& buffer,
+                      int64_t bytes = kVectorBytes) {
+    auto const dimensions = buffer.dimensions();
+    if (dimensions.size() == 0) return fail(std::string(name) + " has no rows");
+    int64_t const columns = dimensions.back();
+    auto const row = columns * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
+    if (row % bytes == 0) return;
+    fail(std::string(name) + " has rows of " + std::to_string(columns) +
+         " elements, which are no multiple of " + std::to_string(bytes) + " bytes");
+  }
+  // The same of an operand that is multiplied in parts of 16 bits if it is float32.
+  void expect_operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
+    bool const in_parts = buffer.element_type() == ffi::F32;
+    expect_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);
   }
 
  private:

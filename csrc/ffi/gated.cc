@@ -21,7 +21,7 @@ ffi::Error gated(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices,
   auto const type = x.element_type();
   if (matrices.element_type() != type) call.fail("x and the matrices differ in type");
   for (ffi::AnyBuffer const& buffer : {x, matrices, **results.get<ffi::AnyBuffer>(0)}) {
-    call.check(whole_vectors("an operand or the result", buffer));
+    call.expect_vectors("an operand or the result", buffer);
   }
   a.is_concatenated = a.has_activation && columns == 2 * int64_t(a.n);
   if (!a.is_concatenated && columns != a.n) call.fail("the matrices do not fit the result");

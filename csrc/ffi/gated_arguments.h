@@ -32,7 +32,7 @@ class OptionalOperands {
     int const place = place_of(name);
     if (place < 0 || call_.failed()) return nullptr;
     auto const buffer = operands_.get<ffi::AnyBuffer>(place);
-    if (!buffer) return call_.check(buffer.error()), nullptr;
+    if (!buffer) return call_.fail(buffer.error().message()), nullptr;
     std::string const named(name);
     if (call_.size<static_cast<int>(kRank)>(named.c_str(), *buffer) != expected) {
       call_.fail(named + " does not fit the other operands");
@@ -96,8 +96,8 @@ inline void take(GatedCall const& given, Call& call, OptionalOperands& optional,
   if (!element_type(type, {ElementType::kBf16}, a.type) || out.element_type() != type) {
     call.fail("the kernels of an expert MLP take operands and results of bf16");
   }
-  a.groups = call.take(
-      groups_of(given.group_sizes, given.group_offset, 1, local_groups, m, zeroes_unowned));
+  a.groups =
+      groups_of(call, given.group_sizes, given.group_offset, 1, local_groups, m, zeroes_unowned);
   a.tokens = tokens;
   a.k = k;
   a.n = n;

@@ -22,10 +22,10 @@ GroupedGemmProblem problem_of(Call& call, ffi::AnyBuffer const& lhs, ffi::AnyBuf
     call.fail("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
   auto const shape =
-      call.take(ProductShape::of(lhs, rhs, out, arguments.transpose_lhs, arguments.transpose_rhs));
-  call.check(operand_vectors("lhs", lhs));
-  call.check(operand_vectors("rhs", rhs));
-  call.check(whole_vectors("a result", out));
+      ProductShape::of(call, lhs, rhs, out, arguments.transpose_lhs, arguments.transpose_rhs);
+  call.expect_operand_vectors("lhs", lhs);
+  call.expect_operand_vectors("rhs", rhs);
+  call.expect_vectors("a result", out);
   return {lhs.untyped_data(),
           rhs.untyped_data(),
           out.untyped_data(),

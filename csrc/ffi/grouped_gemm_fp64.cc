@@ -56,8 +56,8 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
         call.fail("operands, results, alpha and beta have one type");
       }
     }
-    auto const shape = call.take(
-        ProductShape::of(lhs, rhs, out, arguments.lhs_transposed, arguments.rhs_transposed));
+    auto const shape =
+        ProductShape::of(call, lhs, rhs, out, arguments.lhs_transposed, arguments.rhs_transposed);
     if (arguments.adds_c &&
         operands.get<ffi::AnyBuffer>(2 * stacks + i)->untyped_data() != out.untyped_data()) {
       call.fail("c of problem " + std::to_string(i) + " is not aliased to its result");

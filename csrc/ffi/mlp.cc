@@ -21,7 +21,7 @@ void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::An
   for (ffi::AnyBuffer const& buffer : buffers) {
     if (buffer.element_type() != buffers.begin()->element_type())
       call.fail("operands and results differ in type");
-    call.check(whole_vectors("an operand or a result", buffer));
+    call.expect_vectors("an operand or a result", buffer);
   }
 }
 
@@ -52,7 +52,7 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   call.expect<2>("gate", gate, {m, n});
   call.expect<2>("up", up, {has_up ? m : 1, n});
   call.expect<1>("weights", weights, {has_weights ? m : 1});
-  a.groups = call.take(groups_of(group_sizes, group_offset, 1, local_groups, m, zeroes_unowned));
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
   call.expect<2>("dgate", *dgate, {m, n});
   call.expect<2>("dup", *dup, {has_up ? m : 1, n});
   call.expect<2>("hidden", *hidden, {m, n});
@@ -89,7 +89,7 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   call.expect<2>("the second lhs", second_lhs, {m, k});
   call.expect<3>("the first rhs", first_rhs, {local_groups, n, k});
   call.expect<3>("the second rhs", second_rhs, {local_groups, n, k});
-  a.groups = call.take(groups_of(group_sizes, group_offset, 1, local_groups, m, zeroes_unowned));
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
   call.expect<2>("out", *out, {m, n});
   check_matrices(call, a.type, {first_lhs, second_lhs, first_rhs, second_rhs, *out});
   if (call.failed()) return call.error();
@@ -123,7 +123,7 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   call.expect<2>("the second rhs", second_rhs, {m, n});
   call.expect<3>("the first result", *first_out, {local_groups, k, n});
   call.expect<3>("the second result", *second_out, {local_groups, k, n});
-  a.groups = call.take(groups_of(group_sizes, group_offset, 1, local_groups, m));
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
   check_matrices(call, a.type, {x, first_rhs, second_rhs, *first_out, *second_out});
   if (call.failed()) return call.error();
 

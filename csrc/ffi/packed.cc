@@ -113,7 +113,7 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   }
   if (has_up && !a.product.has_activation) call.fail("two matrices need an activation");
   take_results(call, results, has_up, a.product);
-  if (workspace == nullptr) call.check(whole_vectors("x", x));
+  if (workspace == nullptr) call.expect_vectors("x", x);
   if (call.failed()) return call.error();
 
   if (workspace == nullptr) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");

@@ -155,7 +155,7 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, Sizes group_si
   int row_blocks = blocks(rows) + std::min(groups, rows);
   if (values_t->element_count() != 0) {
     row_blocks = call.shape<3>("values_t", *values_t).size[0];
-    call.check(enough_blocks(rows, groups, row_blocks));
+    expect_enough_blocks(call, rows, groups, row_blocks);
   }
   quantize::RaggedArguments a{x.untyped_data(),
                               group_sizes.typed_data(),
@@ -210,7 +210,7 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, Indices row_
   int const row_blocks = call.size<3>("values_t", *values_t)[0];
   call.expect<1>("scale", scale, {columns});
   call.expect<3>("values_t", *values_t, {row_blocks, columns, kScaleBlock});
-  call.check(enough_blocks(rows, groups, row_blocks));
+  expect_enough_blocks(call, rows, groups, row_blocks);
   quantize::GatheredArguments a{x.untyped_data(),
                                 nullptr,
                                 row_of.typed_data(),

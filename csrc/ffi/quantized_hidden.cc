@@ -99,7 +99,7 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   auto const [rows, columns] = call.size<2>("the gradient of hidden", dh);
   auto const [groups] = call.size<1>("group_sizes", group_sizes);
   int const row_blocks = call.size<3>("the gradient of gate", *dgate)[0];
-  call.check(enough_blocks(rows, groups, row_blocks));
+  expect_enough_blocks(call, rows, groups, row_blocks);
   mlp::RaggedGradients a{};
   mlp::RaggedGradientsFormat const format{
       call.quantized_type(*hidden), call.quantized_type(*values), call.get<bool>("power_of_two")};

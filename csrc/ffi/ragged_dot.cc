@@ -57,15 +57,15 @@ RaggedDotArguments arguments_of(Call& call, TileConfig tile, ffi::AnyBuffer lhs,
     call.expect(rhs_shape, {local_groups, rows, columns}, batches);
   }
   call.expect(lhs_shape, matrix(m, a.k, a.transpose_lhs), batches);
-  a.groups = call.take(groups_of(group_sizes, group_offset, batches, local_groups, m,
-                                 kContracting || zeroes_unowned));
+  a.groups = groups_of(call, group_sizes, group_offset, batches, local_groups, m,
+                       kContracting || zeroes_unowned);
   if (rhs.element_type() != lhs.element_type() ||
       !are_products(lhs.element_type(), out.element_type(), a.type, a.out_type)) {
     call.fail("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
-  call.check(operand_vectors("lhs", lhs));
-  call.check(operand_vectors("rhs", rhs));
-  call.check(whole_vectors("the result", out));
+  call.expect_operand_vectors("lhs", lhs);
+  call.expect_operand_vectors("rhs", rhs);
+  call.expect_vectors("the result", out);
   a.lhs = lhs.untyped_data();
   a.rhs = rhs.untyped_data();
   a.out = out.untyped_data();

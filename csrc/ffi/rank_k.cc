@@ -34,7 +34,7 @@ RankKArguments rank_k_arguments(Call& call, ffi::RemainingArgs operands,
   int const products = form.two_operands && !arguments.one_product ? 2 : 1;
   for (RankKBuffers const& stack : stacks) {
     // To the kernels the two products of a rank-2k update are one.
-    call.check(is_size("k of all products", int64_t(stack.k) * products));
+    call.expect_size("k of all products", int64_t(stack.k) * products);
     int const columns = form.transpose ? stack.n : stack.k;
     if (columns % operand_elements != 0 || stack.n % result_elements != 0) {
       call.fail("rows of " + std::to_string(columns) + " elements, or of " +

@@ -1,8 +1,7 @@
 #include "ffi/rank_k_operands.h"
 
+#include <array>
 #include <string>
-
-#include "ffi/stacks.h"
 
 namespace jgg {
 namespace {
@@ -32,18 +31,18 @@ std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& o
     auto const operand = [&](size_t index) { return *operands.get<ffi::AnyBuffer>(index); };
     auto const of_result = " of result " + std::to_string(i);
     ffi::AnyBuffer const a = operand(first + i), out = **results.get<ffi::AnyBuffer>(i);
-    auto const shape = call.take(StackShape::of(a)), out_shape = call.take(StackShape::of(out));
+    auto const shape = call.size<3>("an operand", a), of_out = call.size<3>("a result", out);
 
     RankKBuffers stack{};
     stack.a = a.untyped_data();
     stack.out = out.untyped_data();
     stack.type = a.element_type();
     stack.out_type = out.element_type();
-    stack.matrices = shape.count;
-    stack.n = form.transpose ? shape.columns : shape.rows;
-    stack.k = form.transpose ? shape.rows : shape.columns;
+    stack.matrices = shape[0];
+    stack.n = shape[form.transpose ? 2 : 1];
+    stack.k = shape[form.transpose ? 1 : 2];
     if ((i > 0 && (stack.type != stacks[0].type || stack.out_type != stacks[0].out_type)) ||
-        !(out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
+        of_out != std::array{stack.matrices, stack.n, stack.n}) {
       call.fail("result " + std::to_string(i) + " does not fit its operand");
     }
     ffi::DataType const type = scale_type.value_or(stack.type);
@@ -54,7 +53,7 @@ std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& o
     stack.c = stack.out;
     if (form.two_operands) {
       ffi::AnyBuffer const b = operand(first + count + i);
-      if (b.element_type() != stack.type || !(call.take(StackShape::of(b)) == shape)) {
+      if (b.element_type() != stack.type || call.size<3>("an operand", b) != shape) {
         call.fail("a and b" + of_result + " differ");
       }
       stack.b = b.untyped_data();
@@ -64,7 +63,7 @@ std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& o
       if (form.updates_c && c.untyped_data() != stack.out) {
         call.fail("c" + of_result + " is not aliased to it");
       }
-      if (c.element_type() != stack.out_type || !(call.take(StackShape::of(c)) == out_shape)) {
+      if (c.element_type() != stack.out_type || call.size<3>("an operand", c) != of_out) {
         call.fail("c" + of_result + " differs from it");
       }
       stack.c = c.untyped_data();

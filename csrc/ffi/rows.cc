@@ -62,12 +62,12 @@ class RowsCall : public Call {
     if (operands.size() > most) fail("there are more operands than expected");
     if (weighted) {
       auto const buffer = operands.get<Floats>(0);
-      if (!buffer) return check(buffer.error());
+      if (!buffer) return fail(buffer.error().message());
       weights = take<float const>("weights", *buffer, std::array{tokens, choices});
     }
     if (operands.size() == most) {
       auto const buffer = operands.get<Int32>(most - 1);
-      if (!buffer) return check(buffer.error());
+      if (!buffer) return fail(buffer.error().message());
       count = take<int const>("count", *buffer, std::array{1});
     }
   }
@@ -88,7 +88,7 @@ rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, 
   if (divisor < 1) call.fail("divisor has to be positive");
   if (y.element_type() != x.element_type()) call.fail("x and the result have one type");
   call.set_batches(copies.batches);
-  call.check(is_size("the number of pairs", int64_t(a.tokens) * divisor));
+  call.expect_size("the number of pairs", int64_t(a.tokens) * divisor);
   a.shape.columns = columns;
   if (ElementType fp8; element_type(x.element_type(), kFloat8s, fp8)) {
     // Two elements as a number of 16 bits.

@@ -44,9 +44,9 @@ void check_types(Call& call, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuf
   a.type = call.type(lhs, kFloat8s, kTypes);
   a.rhs_type = call.type(rhs, kFloat8s, kTypes);
   a.out_type = call.type(out, kFloats, kTypes);
-  call.check(whole_vectors("lhs", lhs));
-  call.check(whole_vectors("rhs", rhs));
-  call.check(whole_vectors("the result", out));
+  call.expect_vectors("lhs", lhs);
+  call.expect_vectors("rhs", rhs);
+  call.expect_vectors("the result", out);
   a.lhs = lhs.untyped_data();
   a.rhs = rhs.untyped_data();
   a.out = out.untyped_data();
@@ -128,7 +128,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats
   auto const out_shape = call.shape<2>("out", *out);
   auto const [m, n] = out_shape.size;
   int const k = lhs_shape.size[1], local_groups = rhs_shape.size[0], batches = out_shape.batches;
-  a.groups = call.take(groups_of(group_sizes, group_offset, batches, local_groups, m));
+  a.groups = groups_of(call, group_sizes, group_offset, batches, local_groups, m);
   check_types(call, lhs, rhs, *out, a);
   call.expect(lhs_shape, {m, k}, batches);
   call.expect(rhs_shape, {local_groups, n, k}, batches);
@@ -161,7 +161,7 @@ ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floa
   auto const [m, n] = call.size<2>("out", *out);
   auto const [tokens, k] = call.size<2>("lhs", lhs);
   int const local_groups = call.size<3>("rhs", rhs)[0];
-  a.groups = call.take(groups_of(group_sizes, group_offset, 1, local_groups, m));
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
   check_types(call, lhs, rhs, *out, a);
   call.expect<3>("rhs", rhs, {local_groups, n, k});
   call.expect<1>("rows", rows, {m});
@@ -182,7 +182,7 @@ void check_blocks(Call& call, int m, int row_blocks) {
     call.fail("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
               " blocks of 128 rows");
   }
-  call.check(countable_blocks(row_blocks));
+  call.expect_size("the number of rows of all blocks of 128", int64_t(row_blocks) * kScaleBlock);
 }
 
 // rhs may be a view of an array: the attribute `slice`. The workspace is unused.
@@ -209,7 +209,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lh
       rhs_scale_shape.batched != rhs_shape.batched) {
     call.fail("an operand and its scales are both batched, or neither is");
   }
-  a.groups = call.take(groups_of(group_sizes, group_offset, batches, local_groups, m));
+  a.groups = groups_of(call, group_sizes, group_offset, batches, local_groups, m);
   // A single row of scales applies to all blocks.
   bool const lhs_is_even = lhs_scale_shape.size[0] == 1;
   bool const rhs_is_even = rhs_scale_shape.size[0] == 1;
@@ -256,7 +256,7 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lh
   auto const [local_groups, k, n] = call.size<3>("the first result", *first_out);
   int const row_blocks = call.size<3>("lhs", lhs)[0];
   check_blocks(call, m, row_blocks);
-  a.groups = call.take(groups_of(group_sizes, group_offset, 1, local_groups, m));
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
   // The kernel has what differs as its rows, and stores results transposed.
   check_types(call, first, lhs, *first_out, a);
   check_types(call, second, lhs, *second_out, other);
