@@ -5,12 +5,14 @@
 
 #include "few_rows/product.h"
 #include "few_rows/roles.h"
-#include "few_rows/tiles.h"
 #include "sm90/config_of.h"
 #include "sm90/launch.h"
 #include "sm90/tma/views.h"
 
 namespace jgg::few_rows {
+
+// Rows that share what is read of a matrix, and the columns of matrices in a stage.
+using Tiles = TileTable<Tile<32, 128, 1, KernelKind::kSwapped>>;
 
 template <class Config>
 cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {

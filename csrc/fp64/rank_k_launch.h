@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <type_traits>
 
 #include "dispatch.h"
 #include "fp64/launch_blocks.h"

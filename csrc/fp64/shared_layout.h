@@ -1,8 +1,6 @@
 // The layout of shared memory, in which no access of a warp needs one bank for two addresses.
 #pragma once
 
-#include <cstdint>
-
 #include "fp64/kernel_config.h"
 
 namespace jgg::fp64 {
@@ -39,7 +37,7 @@ struct PanelLayout {
   }
 
   // The offset of the element 8 `rows` and 4 `quads` away from the one at `offset`, whose row is
-  // below 8 and whose k below 4, but for multiples of 32 rows. If both are constants, this is
+  // below 8 and whose k below 4, except for multiples of 32 rows. If both are constants, this is
   // an exclusive or and an immediate.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
     if constexpr (kTransposed) {

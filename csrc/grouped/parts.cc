@@ -1,6 +1,5 @@
-#include "grouped/parts.h"
-
-#include "parts/listed_prepare.h"
+#include "grouped/grouped_gemm.h"
+#include "parts/listed_workspace.h"
 
 namespace jgg {
 namespace {

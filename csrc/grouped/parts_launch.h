@@ -2,7 +2,6 @@
 #pragma once
 
 #include "grouped/launch.h"
-#include "grouped/parts.h"
 #include "parts/listed.h"
 #include "sm90/mainloop/parts.h"
 

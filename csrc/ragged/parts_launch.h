@@ -3,7 +3,6 @@
 
 #include "ragged/launch.h"
 #include "ragged/parts.h"
-#include "ragged/parts_prepare.h"
 #include "ragged/tiles.h"
 #include "sm90/mainloop/parts.h"
 

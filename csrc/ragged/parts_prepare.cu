@@ -2,7 +2,7 @@
 
 #include "parts/terms.h"
 #include "parts/vector.h"
-#include "ragged/parts_prepare.h"
+#include "ragged/parts_workspace.h"
 #include "scheduler/segment_cursor.h"
 #include "scheduler/warp.h"
 

@@ -1,6 +1,5 @@
-#include "rank_k/parts.h"
-
-#include "parts/listed_prepare.h"
+#include "parts/listed_workspace.h"
+#include "rank_k/rank_k.h"
 
 namespace jgg {
 namespace {

@@ -3,7 +3,6 @@
 
 #include "parts/listed.h"
 #include "rank_k/launch.h"
-#include "rank_k/parts.h"
 #include "sm90/mainloop/parts.h"
 
 namespace jgg::sm90 {

@@ -6,7 +6,6 @@
 #include "multiprocessors.h"
 #include "parts/terms.h"
 #include "rank_k/epilogue.h"
-#include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_fine.h"
@@ -15,6 +14,14 @@
 #include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
+
+// alpha, beta or the diagonal of a stack: a float for each matrix, or one for all.
+struct MatrixScales {
+  float const* values;
+  int stride;
+
+  __device__ float const& at(int matrix) const { return values[matrix * stride]; }
+};
 
 // Both sides of the product are rows of the same operands, so they have the same major.
 // `kNarrowSteps` are the steps of a narrow tile that its mainloop takes from one stage.
