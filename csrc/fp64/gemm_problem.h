@@ -40,7 +40,7 @@ struct GemmList {
     bool adds_c;
   };
 
-  // Without steps past the last tile of this block.
+  // The block's tile of a round; it has no steps past the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     return Schedule(params.runs, params.count, params.units).tile(round, blockIdx.x, gridDim.x);
   }

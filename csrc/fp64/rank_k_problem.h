@@ -53,7 +53,7 @@ struct RankKProblem {
     OtherTriangle other;
   };
 
-  // Without steps past the last tile of this block.
+  // The block's tile of a round; it has no steps past the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     Schedule const schedule(params.runs, params.run_count, params.units, params.uplo);
     return schedule.tile(round, blockIdx.x, gridDim.x);

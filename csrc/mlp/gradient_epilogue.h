@@ -2,7 +2,7 @@
 // hidden itself, which is not kept from the forward pass.
 //
 // A consumer does this while the other one multiplies. Gate and up arrive in shared memory by TMA,
-// 64 rows by 32 columns at a time; the gradients take their places there, hidden a place beside
+// 64 rows by 32 columns at a time; the gradients take their places there, hidden a place next to
 // them, and all three leave by TMA.
 #pragma once
 

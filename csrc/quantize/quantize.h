@@ -1,6 +1,5 @@
-// The quantisers as the bindings see them. Every one reads its operand once, but for those whose
-// scales are of more than fits into a tile: there the largest magnitudes are found in a pass
-// before.
+// The quantisers as the bindings see them. A quantiser reads its operand once, except where a scale
+// is of more elements than a tile has: then a pass before finds the largest magnitudes.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments argume
   });
 }
 
-// Without being asked, a kernel gets less shared memory than the counters of many experts take.
+// The counters of many experts take more shared memory than a kernel gets without this attribute.
 cudaError_t allow_shared(void const* kernel, int bytes) {
   constexpr int kDefaultBytes = 48 << 10;
   if (bytes <= kDefaultBytes) return cudaSuccess;

@@ -3,9 +3,9 @@
 //
 // In such a group nearly all that is read are weights, and time is what reading them takes: a pass
 // that splits them into parts first reads and writes them once more. Here they are split on their
-// way from shared memory to the tensor cores. Those take one operand from registers, the one on
+// way from shared memory to the tensor cores. WGMMA takes one operand from registers, the one on
 // the M side, so that is where the weights' columns are, and the rows on the N side: the product is
-// transposed. M comes in 64 and N in 8, so few rows then cost little besides.
+// transposed. M comes in 64 and N in 8, so few rows then cost little else.
 #pragma once
 
 #include "sm90/barrier.h"

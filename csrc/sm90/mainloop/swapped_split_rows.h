@@ -11,8 +11,8 @@ namespace jgg::sm90 {
 // The work of one thread that does this.
 //
 // WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
-// its K (t = thread % 4). Of weights that are contiguous along K these are four neighbours, which a
-// thread can load at once, and rows are put in the same order: the sum has the same terms.
+// its K (t = thread % 4). If weights are contiguous along K, a thread loads four neighbours at once
+// instead, and rows are put in the same order: the sum has the same terms.
 template <class Config>
 class RowLoader {
  public:
