@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cute/arch/copy_sm90_desc.hpp>
 
 #include "multiprocessors.h"
 #include "parts/terms.h"
@@ -100,7 +101,7 @@ struct RankK {
   // By one thread. The first loads would wait for their descriptors.
   __device__ static void prefetch_descriptors(Params const& params) {
     for (CUtensorMap const* descriptor : {&params.descriptors[0].a, &params.descriptors[0].b}) {
-      asm volatile("prefetch.tensormap [%0];" ::"l"(descriptor) : "memory");
+      cute::prefetch_tma_descriptor(descriptor);
     }
   }
 
