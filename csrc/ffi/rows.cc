@@ -9,7 +9,6 @@
 #include "ffi/bindings.h"
 #include "ffi/call.h"
 #include "ffi/element_types.h"
-#include "rows/sort_by_expert.h"
 
 namespace jgg {
 namespace {

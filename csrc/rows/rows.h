@@ -1,4 +1,4 @@
-// The kernels that move rows of a mixture-of-experts layer, as the bindings see them.
+// The kernels that sort and move rows of a mixture-of-experts layer, as the bindings see them.
 //
 // A token has `choices` pairs, (token, choice), and a pair at most one row of [rows, columns]:
 // its expert's copy of the token. Three functions of tokens x, rows y and weights w are the partial
@@ -84,9 +84,28 @@ struct DotsArguments {
   float* weights;         // [batches, tokens, choices]
 };
 
+// A stable counting sort of pairs by the expert that each one goes to. An expert outside [0, experts)
+// is none of them: such pairs come last and are not counted.
+struct SortArguments {
+  int const* expert;  // [batches, pairs]
+  int* order;         // [batches, pairs], the pair that comes at each place
+  int* inverse;       // [batches, pairs], the place of each pair
+  int* group_sizes;   // [batches, experts]
+  int* workspace;     // [batches, blocks, experts + 1], unused if there is one block
+  int batches;
+  int pairs;
+  int experts;
+  int blocks;  // that share the pairs of a batch
+};
+
+// The number of experts for which a block's counters have room.
+constexpr int kMostExperts = 16384;
+
 cudaError_t gather_rows(GatherArguments const& arguments, cudaStream_t stream);
 cudaError_t dispatch_rows(DispatchArguments const& arguments, cudaStream_t stream);
 cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream);
 cudaError_t row_dots(DotsArguments const& arguments, cudaStream_t stream);
+// One launch for one block, else two.
+cudaError_t sort_by_expert(SortArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::rows

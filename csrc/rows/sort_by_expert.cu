@@ -4,7 +4,7 @@
 // of its pairs. Nothing depends on which block or warp runs first.
 #include <cstdint>
 
-#include "rows/sort_by_expert.h"
+#include "rows/rows.h"
 
 namespace jgg::rows {
 namespace {
