@@ -64,7 +64,10 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   auto const [matrices, rows, columns] = call.size<3>("master", master);
   bool const joined = parts > 1;
   int const blocks_down = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  int const pitch = joined ? parts * blocks * kScaleBlock : columns;
+  // Of all parts, each filled up to whole blocks.
+  int64_t const joined_columns = int64_t{1} * parts * blocks * kScaleBlock;
+  if (!call.expect_size("the number of columns of all parts", joined_columns)) return weights;
+  int const pitch = joined ? static_cast<int>(joined_columns) : columns;
   int const blocks_across = parts * blocks;
   Stack const shape{matrices, rows, columns};
   take_stack(call, "master", master, shape, {ElementType::kF32});
