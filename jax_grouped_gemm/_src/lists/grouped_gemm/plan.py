@@ -109,10 +109,10 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     each launch is busy.
 
     Attributes:
-      launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike, on the
-        FP64 tensor cores for at most `MAX_MATRICES`.
+      launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.
+        On the FP64 tensor cores it has at most `MAX_MATRICES` matrices.
       order: the indices of all problems in the order in which the kernels compute them: by
-        decreasing k, if they are sorted. Problems without any work are not among them.
+        decreasing k, if they are sorted. Problems without any work are left out.
     """
 
     launches: tuple[Launch, ...] = ()
