@@ -140,8 +140,8 @@ def expert_parallel_mlp(
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
-      stats: the number of rows of each device, the largest over the mean, and the number of dropped
-        rows. They cost nothing if they are not used.
+      stats: the number of rows of each device, the largest of these numbers over their mean, and
+        the number of dropped rows. They cost nothing if they are not used.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,

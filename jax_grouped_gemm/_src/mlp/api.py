@@ -70,7 +70,7 @@ def ragged_mlp(
     Operands are promoted to one dtype first. In bfloat16, one kernel computes gate, up and
     activation, biases included. The backward pass has one kernel for the gradients of gate, up and
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
-    few rows in each group, as in decoding, kernels read tokens in place and add `bo` too. With
+    few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With
     narrow experts and large groups, kernels also read tokens in place. All other cases are composed
     of ragged products, and `explain` says why. Fused and composed results are equal, except for the
     accuracy of the activation: gate and up are rounded to the dtype of the operands, and the hidden

@@ -136,7 +136,7 @@ class Optimizer(nnx.Module):
 def quantized_state(quantized: Any) -> nnx.State:
     """Returns the `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
 
-    For functions of `nnx.State`s:
+    Use it in functions of `nnx.State`s:
 
         quantize(model)  # so that the graph has a place for them
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)

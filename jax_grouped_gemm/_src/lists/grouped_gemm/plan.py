@@ -105,8 +105,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
     `tile` and `grid` are those of the first launch, `workspace_bytes` the sum over all, and
-    `utilization` the share of the tensor cores' work that is useful while the longest cluster of
-    each launch is busy.
+    `utilization` the share of the tensor cores' work that is useful while the cluster with the most
+    steps of each launch is busy.
 
     Attributes:
       launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.
