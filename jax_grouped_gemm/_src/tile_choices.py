@@ -94,8 +94,7 @@ def use_tiles(
         `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for
-    that product. Any other configuration raises a `ValueError` when the product is traced. The
-    error lists the candidates.
+    that product. Any other configuration raises a `ValueError` with this list at trace time.
 
     Raises:
       TypeError: an argument is of another type.
