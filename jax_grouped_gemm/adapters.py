@@ -1,7 +1,7 @@
-"""Runs code that calls `jax.lax.ragged_dot` or tokamax on the kernels of this package.
+"""Lets code that calls `jax.lax.ragged_dot` or tokamax use the kernels of this package.
 
 - `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are this
-  package's; `replace_lax_always` switches that on for the whole process.
+  package's; `replace_lax_always` replaces them in the whole process.
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
@@ -50,18 +50,20 @@ def replace_lax() -> Iterator[None]:
 
     The context holds for calls that this thread makes or traces inside, with their derivatives,
     `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
-    outside are traced again inside. It can decorate functions, but no generators or coroutines.
+    outside are traced again inside. The context can decorate functions, but not generators or
+    coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    It accepts the arguments of `jax.lax`, and some that `jax.lax` refuses. Negative or too large
-    sizes are treated as in `ragged_dot`, and messages differ. Where no kernel runs, the pure JAX
-    implementation of this package runs, or else JAX's own. `jax.export` of programs with kernels
+    The functions accept the arguments of `jax.lax`, and some that `jax.lax` refuses. They treat
+    negative and too large sizes as `ragged_dot` does, and have other error messages. If no kernel
+    can run, this package's pure JAX implementation runs. JAX's own implementation runs for calls
+    that this package does not support. `jax.export` of programs with kernels
     needs `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
-      RuntimeError: this package does not know how the installed JAX builds these products.
+      RuntimeError: this package does not know how the installed JAX builds these functions.
     """
     _intercept()
     with _is_replaced(True):
@@ -72,7 +74,7 @@ def replace_lax_always(replace: bool = True) -> None:
     """Switches the effect of `replace_lax` on or off, for all threads of the process.
 
     Args:
-      replace: False undoes it.
+      replace: whether to replace the functions; False restores JAX's.
 
     Raises:
       RuntimeError: as for `replace_lax`.

@@ -57,7 +57,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of scratch memory of all kernels; XLA shares it between those that run in turn."""
+        """Bytes of scratch memory of all kernels; kernels that run one after the other share it."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
@@ -92,8 +92,8 @@ def explain(
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes XLA decides how operands are split. To find out, `explain` compiles the program, with
-    operations of this package that compute nothing.
+    axes XLA decides how operands are split. To find out, `explain` compiles the program. In this
+    compiled program the operations of this package compute nothing.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
