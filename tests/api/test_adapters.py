@@ -165,6 +165,12 @@ class TestReplaceLax:
             out = ragged_dot_general(x, x, sizes, numbers)
         np.testing.assert_array_equal(out, want)
 
+    def test_first_use_under_explicit_axes(self, operands):
+        adapters._original.cache_clear()
+        with jax.set_mesh(jax.make_mesh((2,), ("x",))):
+            with adapters.replace_lax():
+                assert is_ours(ragged_dot, *operands)
+
     def test_an_unknown_jax(self, operands, monkeypatch):
         monkeypatch.setattr(jax.lax, "ragged_dot", lambda lhs, rhs, sizes: jnp.sin(lhs))
         adapters._original.cache_clear()
