@@ -42,6 +42,8 @@ _NUMBERS = lax.RaggedDotDimensionNumbers(
 # A part of the key of jit's caches, and of one thread.
 _is_replaced = jax.make_user_context(False)
 _lock = threading.Lock()
+# On our `bind`, and by `functools.wraps` on wrappers of it. Others may have replaced `bind` too.
+_MARK = "_is_of_jax_grouped_gemm"
 
 
 @contextlib.contextmanager
@@ -121,15 +123,28 @@ def tokamax_ragged_dot(
             raise NotImplementedError(
                 f"jax_grouped_gemm takes arrays from tokamax, got {name} of {type(x).__name__}"
             )
-    return ragged_dot_general(
+    return _product(
         lhs,
         rhs,
         jnp.asarray(getattr(group_sizes, "value", group_sizes)),
         ragged_dot_dimension_numbers or _NUMBERS,
-        precision,
-        preferred_element_type,
-        group_offset,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        group_offset=group_offset,
     )
+
+
+def _product(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    **options: Any,
+) -> jax.Array:
+    """Returns the product of this package; an eager call of the usual one takes half the time."""
+    if ragged_dot_dimension_numbers == _NUMBERS:
+        return ragged_dot(lhs, rhs, group_sizes, **options)
+    return ragged_dot_general(lhs, rhs, group_sizes, ragged_dot_dimension_numbers, **options)
 
 
 @functools.cache
@@ -153,9 +168,9 @@ def _original() -> Any:
 def _intercept() -> None:
     with _lock:
         primitive = _original()
-        if "bind" in vars(primitive):
-            return
         bind = primitive.bind
+        if hasattr(bind, _MARK):
+            return
 
         @functools.wraps(bind)
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
@@ -163,7 +178,8 @@ def _intercept() -> None:
                 return bind(*operands, **params)
             # JAX gets the calls that this package makes, and those that it does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
-                return ragged_dot_general(*operands, **params)
+                return _product(*operands, **params)
             return bind(*operands, **params)
 
+        setattr(bind_or_ours, _MARK, True)
         primitive.bind = bind_or_ours

@@ -171,6 +171,19 @@ class TestReplaceLax:
             with adapters.replace_lax():
                 assert is_ours(ragged_dot, *operands)
 
+    def test_a_primitive_that_others_have_wrapped(self, operands, monkeypatch):
+        with adapters.replace_lax():
+            primitive = adapters._original()
+        calls, theirs = [], type(primitive).bind.__get__(primitive)
+        monkeypatch.setattr(
+            primitive, "bind", lambda *args, **params: calls.append(1) or theirs(*args, **params)
+        )
+        with adapters.replace_lax():
+            assert is_ours(lambda *x: ragged_dot(*x), *operands)
+        with_theirs = len(calls)
+        assert not is_ours(lambda *x: ragged_dot(*x), *operands)
+        assert len(calls) == with_theirs + 1
+
     def test_an_unknown_jax(self, operands, monkeypatch):
         monkeypatch.setattr(jax.lax, "ragged_dot", lambda lhs, rhs, sizes: jnp.sin(lhs))
         adapters._original.cache_clear()
