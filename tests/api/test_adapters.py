@@ -23,6 +23,15 @@ def operands(rng):
     return jnp.asarray(lhs, jnp.float32), jnp.asarray(rhs, jnp.float32), jnp.asarray(SIZES)
 
 
+@pytest.fixture
+def lines_in_programs():
+    """Programs name the lines of Python that they come from, as for users."""
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 10)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", limit)
+
+
 def is_ours(function, *arguments) -> bool:
     """Whether a program multiplies by this package alone."""
     text = str(jax.make_jaxpr(function)(*arguments))
@@ -170,6 +179,16 @@ class TestReplaceLax:
         with jax.set_mesh(jax.make_mesh((2,), ("x",))):
             with adapters.replace_lax():
                 assert is_ours(ragged_dot, *operands)
+
+    def test_programs_name_the_lines_of_the_user(self, operands, lines_in_programs):
+        def lowered():
+            return jax.jit(lambda *x: ragged_dot(*x)).lower(*operands).as_text(debug_info=True)
+
+        with adapters.replace_lax():
+            ours = lowered()
+        for text in (ours, lowered()):
+            assert "test_adapters.py" in text
+            assert "adapters.py" not in text.replace("test_adapters.py", "") and "_src" not in text
 
     def test_a_primitive_that_others_have_wrapped(self, operands, monkeypatch):
         with adapters.replace_lax():
