@@ -97,11 +97,17 @@ def as_array(name: str, x: Any) -> jax.Array:
                 f"{name} must be an array of numbers, got a {type(x).__name__}: checkpoints.qwix() "
                 "makes a QuantizedArray of it"
             )
-        value = reprlib.repr(x)
-        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {_described(x)}")
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(f"{name} must be an array of numbers, got {jax.typeof(x)}")
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def _described(x: Any) -> str:
+    """Returns the type and value of what should be an array, and how to make one of it."""
+    is_convertible = isinstance(x, (list, tuple)) or hasattr(x, "__jax_array__")
+    advice = "; jnp.asarray() makes an array of it" if is_convertible else ""
+    return f"{type(x).__name__}: {reprlib.repr(x)}{advice}"
 
 
 def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Array) -> None:
@@ -189,7 +195,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
     elif isinstance(x, int) and not isinstance(x, bool):
         x = np.asarray(min(max(x, _INT32.min), _INT32.max))
     if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} must be integers, got {type(x).__name__}: {reprlib.repr(x)}")
+        raise TypeError(f"{name} must be integers, got {_described(x)}")
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
     if x.dtype == jnp.int32:
