@@ -5,9 +5,9 @@
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
-# Replace the primitive, not the functions, so that functions imported earlier and equations traced
-# earlier use this package too. A primitive's `bind` is not public, so its form is checked before it
-# is replaced.
+# Replace the primitive, not the functions, so that functions imported earlier use this package too,
+# and so do traced equations that JAX evaluates again. A primitive's `bind` is not public, so its
+# form is checked before it is replaced.
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def replace_lax() -> Iterator[None]:
 
     The context holds for calls that this thread makes or traces inside, with their derivatives,
     `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
-    outside are traced again inside. It can decorate functions, but no generators or coroutines.
+    outside are traced again inside, but programs that were lowered, compiled or exported outside
+    keep JAX's product. The context can decorate functions, but no generators or coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
