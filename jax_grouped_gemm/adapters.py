@@ -24,17 +24,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
+from jax_grouped_gemm._src.arguments import jax_ragged_dot_general
 from jax_grouped_gemm._src.ragged.api import ragged_dot, ragged_dot_general
 
 __all__ = ["replace_lax", "replace_lax_always", "tokamax_ragged_dot"]
 
-_PARAMETERS = {
-    "ragged_dot_dimension_numbers",
-    "precision",
-    "preferred_element_type",
+_PARAMETERS = [
     "group_offset",
     "out_sharding",
-}
+    "precision",
+    "preferred_element_type",
+    "ragged_dot_dimension_numbers",
+]
 _NUMBERS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
     lhs_ragged_dimensions=(0,),
@@ -154,17 +155,19 @@ def _original() -> Any:
     """Returns the primitive of `jax.lax.ragged_dot_general`."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2), (1, 2, 2))]
     sizes = jax.ShapeDtypeStruct((1,), jnp.int32)
+    product = functools.partial(jax_ragged_dot_general, ragged_dot_dimension_numbers=_NUMBERS)
     # Hide the mesh of the context, because jax.lax infers no sharding over explicit axes.
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with _is_replaced(False), no_mesh:
-        (equation,) = jax.make_jaxpr(lax.ragged_dot)(*arrays, sizes).eqns
-    if set(equation.params) != _PARAMETERS or len(equation.invars) != 3:
+        equations = jax.make_jaxpr(product)(*arrays, sizes).eqns
+    built = [(str(eqn.primitive), len(eqn.invars), sorted(eqn.params)) for eqn in equations]
+    if [rest for _, *rest in built] != [[3, _PARAMETERS]]:
         raise RuntimeError(
-            f"jax.lax.ragged_dot of JAX {jax.__version__} is built of {equation.primitive} with "
-            f"the parameters {sorted(equation.params)}; replace_lax knows {sorted(_PARAMETERS)}. "
-            "Call jax_grouped_gemm.ragged_dot instead."
+            f"jax.lax.ragged_dot_general of JAX {jax.__version__} is built of {built} (primitives, "
+            f"their operands and parameters); replace_lax knows one of 3 operands and the "
+            f"parameters {_PARAMETERS}. Call jax_grouped_gemm.ragged_dot instead."
         )
-    return equation.primitive
+    return equations[0].primitive
 
 
 def _intercept() -> None:

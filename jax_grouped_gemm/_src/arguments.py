@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.invariance import Invariant, invariant, is_enabled
 _INT32 = np.iinfo(np.int32)
 
 # Captured at import, because a user may put our function in its place.
-_jax_ragged_dot_general = lax.ragged_dot_general
+jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
 """Who computes an operation: its kernels, or XLA. "reference" is another name of "xla"."""
@@ -286,7 +286,7 @@ def evaluate_as_jax(
 @functools.lru_cache(maxsize=1024)
 def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(
-        _jax_ragged_dot_general,
+        jax_ragged_dot_general,
         ragged_dot_dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,

@@ -203,12 +203,31 @@ class TestReplaceLax:
         assert not is_ours(lambda *x: ragged_dot(*x), *operands)
         assert len(calls) == with_theirs + 1
 
-    def test_an_unknown_jax(self, operands, monkeypatch):
-        monkeypatch.setattr(jax.lax, "ragged_dot", lambda lhs, rhs, sizes: jnp.sin(lhs))
+    def test_a_function_that_the_user_has_replaced(self, operands, monkeypatch):
+        """As code does that puts our function in place of JAX's."""
         adapters._original.cache_clear()
-        with pytest.raises(RuntimeError, match="ragged_dot of JAX .* built of sin"):
-            adapters.replace_lax_always()
-        monkeypatch.undo()
+        monkeypatch.setattr(jax.lax, "ragged_dot", jgg.ragged_dot)
+        with adapters.replace_lax():
+            assert is_ours(lambda *x: jax.lax.ragged_dot(*x), *operands)
+            assert is_ours(lambda *x: ragged_dot(*x), *operands)
+
+    @pytest.mark.parametrize(
+        "function, built",
+        [
+            (jnp.sin, r"\('sin', 1, "),
+            (lambda x: jnp.sin(jnp.cos(x)), r"\('cos', 1, .*\('sin', 1, "),
+        ],
+    )
+    def test_an_unknown_jax(self, function, built, operands, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                adapters, "jax_ragged_dot_general", lambda lhs, *_, **numbers: function(lhs)
+            )
+            adapters._original.cache_clear()
+            with pytest.raises(
+                RuntimeError, match=f"ragged_dot_general of JAX .* built of .{built}"
+            ):
+                adapters.replace_lax_always()
         adapters._original.cache_clear()
         with adapters.replace_lax():
             assert is_ours(ragged_dot, *operands)
