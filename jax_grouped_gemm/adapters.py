@@ -5,14 +5,15 @@
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
-# Replace the primitive, not the functions, so that functions imported earlier and equations traced
-# earlier use this package too. A primitive's `bind` is not public, so its form is checked before it
-# is replaced.
+# Replace the primitive, not the functions, so that functions imported earlier use this package too,
+# and so do traced equations that JAX evaluates again. A primitive's `bind` is not public, so its
+# form is checked before it is replaced.
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,17 +24,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src.ragged.api import ragged_dot_general
+from jax_grouped_gemm._src.arguments import jax_ragged_dot_general
+from jax_grouped_gemm._src.ragged.api import ragged_dot, ragged_dot_general
 
 __all__ = ["replace_lax", "replace_lax_always", "tokamax_ragged_dot"]
 
-_PARAMETERS = {
-    "ragged_dot_dimension_numbers",
-    "precision",
-    "preferred_element_type",
+_PARAMETERS = [
     "group_offset",
     "out_sharding",
-}
+    "precision",
+    "preferred_element_type",
+    "ragged_dot_dimension_numbers",
+]
 _NUMBERS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
     lhs_ragged_dimensions=(0,),
@@ -42,6 +44,8 @@ _NUMBERS = lax.RaggedDotDimensionNumbers(
 # A part of the key of jit's caches, and of one thread.
 _is_replaced = jax.make_user_context(False)
 _lock = threading.Lock()
+# On our `bind`, and by `functools.wraps` on wrappers of it. Others may have replaced `bind` too.
+_MARK = "_is_of_jax_grouped_gemm"
 
 
 @contextlib.contextmanager
@@ -50,8 +54,9 @@ def replace_lax() -> Iterator[None]:
 
     The context holds for calls that this thread makes or traces inside, with their derivatives,
     `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
-    outside are traced again inside. The context can decorate functions, but not generators or
-    coroutines.
+    outside are traced again inside, but programs that were lowered, compiled or exported outside
+    keep JAX's product. The context can decorate functions, but not generators
+    or coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
@@ -123,15 +128,28 @@ def tokamax_ragged_dot(
             raise NotImplementedError(
                 f"jax_grouped_gemm takes arrays from tokamax, got {name} of {type(x).__name__}"
             )
-    return ragged_dot_general(
+    return _product(
         lhs,
         rhs,
         jnp.asarray(getattr(group_sizes, "value", group_sizes)),
         ragged_dot_dimension_numbers or _NUMBERS,
-        precision,
-        preferred_element_type,
-        group_offset,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        group_offset=group_offset,
     )
+
+
+def _product(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    **options: Any,
+) -> jax.Array:
+    """Returns the product of this package; an eager call of the usual one takes half the time."""
+    if ragged_dot_dimension_numbers == _NUMBERS:
+        return ragged_dot(lhs, rhs, group_sizes, **options)
+    return ragged_dot_general(lhs, rhs, group_sizes, ragged_dot_dimension_numbers, **options)
 
 
 @functools.cache
@@ -139,23 +157,27 @@ def _original() -> Any:
     """Returns the primitive of `jax.lax.ragged_dot_general`."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2), (1, 2, 2))]
     sizes = jax.ShapeDtypeStruct((1,), jnp.int32)
-    with _is_replaced(False):
-        (equation,) = jax.make_jaxpr(lax.ragged_dot)(*arrays, sizes).eqns
-    if set(equation.params) != _PARAMETERS or len(equation.invars) != 3:
+    product = functools.partial(jax_ragged_dot_general, ragged_dot_dimension_numbers=_NUMBERS)
+    # Hide the mesh of the context, because jax.lax infers no sharding over explicit axes.
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with _is_replaced(False), no_mesh:
+        equations = jax.make_jaxpr(product)(*arrays, sizes).eqns
+    built = [(str(eqn.primitive), len(eqn.invars), sorted(eqn.params)) for eqn in equations]
+    if [rest for _, *rest in built] != [[3, _PARAMETERS]]:
         raise RuntimeError(
-            f"jax.lax.ragged_dot of JAX {jax.__version__} is built of {equation.primitive} with "
-            f"the parameters {sorted(equation.params)}; replace_lax knows {sorted(_PARAMETERS)}. "
-            "Call jax_grouped_gemm.ragged_dot instead."
+            f"jax.lax.ragged_dot_general of JAX {jax.__version__} is built of {built} (primitives, "
+            f"their operands and parameters); replace_lax knows one of 3 operands and the "
+            f"parameters {_PARAMETERS}. Call jax_grouped_gemm.ragged_dot instead."
         )
-    return equation.primitive
+    return equations[0].primitive
 
 
 def _intercept() -> None:
     with _lock:
         primitive = _original()
-        if "bind" in vars(primitive):
-            return
         bind = primitive.bind
+        if hasattr(bind, _MARK):
+            return
 
         @functools.wraps(bind)
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
@@ -163,7 +185,13 @@ def _intercept() -> None:
                 return bind(*operands, **params)
             # JAX gets the calls that this package makes, and those that it does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
-                return ragged_dot_general(*operands, **params)
+                return _product(*operands, **params)
             return bind(*operands, **params)
 
+        # Profiles and errors of XLA then name the line of the user's code, as with stock JAX.
+        from jax.extend import source_info_util  # late, because it is slow to import
+
+        for path in (__file__, os.path.join(os.path.dirname(__file__), "_src", "")):
+            source_info_util.register_exclusion(path)
+        setattr(bind_or_ours, _MARK, True)
         primitive.bind = bind_or_ours
