@@ -1,5 +1,5 @@
-// The quantisers as the bindings see them. A quantiser reads its operand once, except where a scale
-// is of more elements than a tile has: then a pass before finds the largest magnitudes.
+// The interface of the quantisers. A quantiser reads its operand once if the elements that share a
+// scale fit into a tile. If they do not, an earlier pass finds the largest magnitudes.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// From run-time arguments to the passes and the kernels of products of float32 operands.
+// Launches the passes and the kernels of products of float32 operands.
 #pragma once
 
 #include "ragged/contracting.h"
