@@ -25,7 +25,7 @@ jgg_add_instances(
   ragged_noncontracting noncontracting_parts
   ARCH 90a
   NAMESPACE jgg::sm90
-  HEADER ragged/noncontracting_parts_launch.h
+  HEADER ragged/parts_launch.h
   TYPES kF32
 )
 jgg_add_instances(
@@ -56,7 +56,7 @@ jgg_add_instances(
   ragged_contracting contracting_parts
   ARCH 90a
   NAMESPACE jgg::sm90
-  HEADER ragged/contracting_parts_launch.h
+  HEADER ragged/parts_launch.h
   TYPES kF32
 )
 

@@ -96,7 +96,7 @@ inline Prepared prepare_gated(Problem const& problem) {
   jgg::rows::GatherArguments copies{};
   bool const in_place = problem.kind == "gated_in_place";
   if (!in_place) {
-    copies.shape = {jgg::rows::ElementType::kBf16, problem.k, 1};
+    copies.shape = {jgg::ElementType::kBf16, problem.k, 1};
     copies.rows.rows = problem.rows;
     copies.x = {a.x, 0};
     copies.index = {a.rows, 0};

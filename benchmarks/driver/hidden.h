@@ -191,7 +191,7 @@ inline Prepared prepare_dispatch(Problem const& problem) {
   for (bool const is_scale : {false, true}) {
     int const bytes = is_scale ? int(blocks(problem.k) * sizeof(float)) : problem.k;
     jgg::rows::DispatchArguments a{};
-    a.gather.shape = {is_scale ? jgg::rows::ElementType::kF32 : jgg::rows::ElementType::kBf16,
+    a.gather.shape = {is_scale ? jgg::ElementType::kF32 : jgg::ElementType::kBf16,
                       is_scale ? bytes / 4 : bytes / 2, 1};
     a.gather.rows.rows = rows;
     a.gather.x = {prepared.keep<void>(random_data<__nv_fp8_e4m3>(int64_t(tokens) * bytes, kLhs)),
@@ -218,7 +218,7 @@ inline Prepared prepare_dispatch(Problem const& problem) {
     require(cudaMemset(wrong.get(), 0, sizeof(int)), "cudaMemset");
     for (auto const& a : moves) {
       int const bytes =
-          a.gather.shape.columns * (a.gather.shape.type == jgg::rows::ElementType::kF32 ? 4 : 2);
+          a.gather.shape.columns * (a.gather.shape.type == jgg::ElementType::kF32 ? 4 : 2);
       compare_copies<<<4096, 256>>>(static_cast<uint8_t const*>(a.gather.x.data),
                                     static_cast<uint8_t const*>(a.gather.y), to, rows, choices,
                                     bytes, static_cast<int*>(wrong.get()));

@@ -1,16 +1,18 @@
-// From run-time arguments to one compiled kernel for groups of few rows, and its launch.
+// Selects the compiled kernel for groups of few rows by the run-time arguments, and launches it.
 #pragma once
 
 #include <algorithm>
 
 #include "few_rows/product.h"
 #include "few_rows/roles.h"
-#include "few_rows/tiles.h"
 #include "sm90/config_of.h"
 #include "sm90/launch.h"
 #include "sm90/tma/views.h"
 
 namespace jgg::few_rows {
+
+// Rows that share what is read of a matrix, and the columns of matrices in a stage.
+using Tiles = TileTable<Tile<32, 128, 1, KernelKind::kSwapped>>;
 
 template <class Config>
 cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {

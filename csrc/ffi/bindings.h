@@ -1,20 +1,75 @@
-// Definition of handlers.
+// Handlers of functions. The parameters of a function are the operands, results and attributes of
+// the calls that it handles, in their order.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "ffi/handlers.h"
-#include "xla/ffi/api/ffi.h"
+#include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
 
-// Defines a handler by a function and its binding. Graphs that XLA captures may have any of them.
-#define JGG_DEFINE_HANDLER(name, function, ...)              \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, function, __VA_ARGS__, \
-                                {xla::ffi::Traits::kCmdBufferCompatible})
+#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 
-inline auto on_stream() {
-  return xla::ffi::Ffi::Bind().Ctx<xla::ffi::PlatformStream<cudaStream_t>>();
+namespace ffi = ::xla::ffi;
+
+// The handlers of the extension by the names of their targets. A name carries the version of
+// operands and attributes, so that an exported program never meets a handler that reads them
+// differently.
+inline std::map<std::string, XLA_FFI_Handler*>& handlers() {
+  static std::map<std::string, XLA_FFI_Handler*> of_targets;
+  return of_targets;
 }
+
+// Adds to a binding what a parameter of this type is.
+template <class Parameter, class Binding>
+auto bind(Binding&& binding) {
+  using Operand = typename ffi::ArgBinding<Parameter>::Arg;
+  using Result = typename ffi::RetBinding<Parameter>::Ret;
+  if constexpr (std::is_same_v<Parameter, cudaStream_t>) {
+    return std::move(binding).template Ctx<ffi::PlatformStream<cudaStream_t>>();
+  } else if constexpr (std::is_same_v<Parameter, ffi::RemainingArgs>) {
+    return std::move(binding).RemainingArgs();
+  } else if constexpr (std::is_same_v<Parameter, ffi::RemainingRets>) {
+    return std::move(binding).RemainingRets();
+  } else if constexpr (std::is_same_v<Parameter, ffi::Dictionary>) {
+    return std::move(binding).Attrs();
+  } else if constexpr (!std::is_void_v<Result>) {
+    return std::move(binding).template Ret<Result>();
+  } else {
+    return std::move(binding).template Arg<Operand>();
+  }
+}
+
+template <class Function, class Binding>
+auto bind_all(Function function, Binding&& binding) {
+  return binding.To(function, {ffi::Traits::kCmdBufferCompatible});
+}
+template <class Parameter, class... Parameters, class Function, class Binding>
+auto bind_all(Function function, Binding&& binding) {
+  return bind_all<Parameters...>(function, bind<Parameter>(std::move(binding)));
+}
+
+// Makes `kFunction` the handler of a target. Graphs that XLA captures may have any handler.
+template <auto kFunction>
+class Handler {
+ public:
+  explicit Handler(char const* target) {
+    handlers()[std::string("jax_grouped_gemm.") + target] = &call;
+  }
+
+ private:
+  template <class... Parameters>
+  static auto bound(ffi::Error (*function)(Parameters...)) {
+    return bind_all<Parameters...>(function, ffi::Ffi::Bind());
+  }
+
+  static XLA_FFI_Error* call(XLA_FFI_CallFrame* frame) {
+    static auto* const handler = bound(kFunction).release();
+    return handler->Call(frame);
+  }
+};
 
 }  // namespace jgg

@@ -6,8 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/attributes.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 
 namespace jgg {
 
@@ -47,16 +46,13 @@ class BufferView {
 
 // Replaces a flat `operand` by a view of it, which lies in `view`, if the call has the attribute
 // `slice`: int64s, the view's first element and its shape.
-inline ffi::Error use_view(Attributes& given, ffi::AnyBuffer& operand,
-                           std::optional<BufferView>& view) {
-  if (!given.has("slice")) return ffi::Error::Success();
-  auto const place = given.get<ffi::Span<int64_t const>>("slice");
-  if (given.error().failure()) return given.error();
-  if (place.size() < 2) return invalid("slice has to be int64s, a first element and a shape");
+inline void use_view(Call& call, ffi::AnyBuffer& operand, std::optional<BufferView>& view) {
+  if (!call.has("slice")) return;
+  auto const place = call.get<ffi::Span<int64_t const>>("slice");
+  if (place.size() < 2) return call.fail("slice has to be int64s, a first element and a shape");
   view.emplace(operand, place[0], std::vector<int64_t>(place.begin() + 1, place.end()));
-  if (!view->fits()) return invalid("the view is not inside a flat array");
+  if (!view->fits()) return call.fail("the view is not inside a flat array");
   operand = **view;
-  return ffi::Error::Success();
 }
 
 }  // namespace jgg

@@ -1,51 +1,31 @@
-// Element types of buffers, in the terms of the kernels.
+// Translates the element types of buffers to the types of the kernels.
 #pragma once
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
 #include "types.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 
-// False if no kernel knows the type.
-inline bool element_type(::xla::ffi::DataType type, ElementType& result) {
-  using ::xla::ffi::DataType;
-  switch (type) {
-    case DataType::BF16:
-      result = ElementType::kBf16;
-      return true;
-    case DataType::F16:
-      result = ElementType::kF16;
-      return true;
-    case DataType::F32:
-      result = ElementType::kF32;
-      return true;
-    case DataType::F64:
-      result = ElementType::kF64;
-      return true;
-    case DataType::C64:
-      result = ElementType::kC64;
-      return true;
-    case DataType::C128:
-      result = ElementType::kC128;
-      return true;
-    case DataType::F8E4M3FN:
-      result = ElementType::kE4m3;
-      return true;
-    case DataType::F8E5M2:
-      result = ElementType::kE5m2;
-      return true;
-    default:
-      return false;
-  }
-}
+constexpr std::pair<::xla::ffi::DataType, ElementType> kElementTypes[] = {
+    {::xla::ffi::BF16, ElementType::kBf16},     {::xla::ffi::F16, ElementType::kF16},
+    {::xla::ffi::F32, ElementType::kF32},       {::xla::ffi::F64, ElementType::kF64},
+    {::xla::ffi::C64, ElementType::kC64},       {::xla::ffi::C128, ElementType::kC128},
+    {::xla::ffi::F8E4M3FN, ElementType::kE4m3}, {::xla::ffi::F8E5M2, ElementType::kE5m2},
+};
 
 // False if the type is none of those.
 inline bool element_type(::xla::ffi::DataType type, std::initializer_list<ElementType> among,
                          ElementType& result) {
-  return element_type(type, result) && std::find(among.begin(), among.end(), result) != among.end();
+  for (auto const& [known, of_kernels] : kElementTypes) {
+    if (known != type) continue;
+    result = of_kernels;
+    return std::find(among.begin(), among.end(), result) != among.end();
+  }
+  return false;
 }
 
 constexpr auto kFloats = {ElementType::kBf16, ElementType::kF16, ElementType::kF32};

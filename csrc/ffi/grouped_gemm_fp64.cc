@@ -1,13 +1,11 @@
 // Binding of products of lists of matrices on the FP64 tensor cores.
 #include <string>
 
-#include "ffi/attributes.h"
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/stacks.h"
 #include "fp64/gemm.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
@@ -33,70 +31,56 @@ struct Elements {
 ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
                              ffi::RemainingArgs operands, ffi::RemainingRets results,
                              ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  auto const has_c = given.get<bool>("has_c");
-  auto const transpose_lhs = given.get<bool>("transpose_lhs");
-  auto const transpose_rhs = given.get<bool>("transpose_rhs");
-  TileConfig const tile = given.tile();
-  if (given.error().failure()) return given.error();
+  Call call(attributes);
+  GemmArguments arguments{};
+  arguments.adds_c = call.get<bool>("has_c");
+  arguments.lhs_transposed = call.get<bool>("transpose_lhs");
+  arguments.rhs_transposed = call.get<bool>("transpose_rhs");
+  TileConfig const tile = call.tile();
   size_t const stacks = results.size();
-  if (stacks < 1 || operands.size() != (has_c ? 3 : 2) * stacks) {
-    return invalid("every operand has as many stacks as there are results");
+  if (stacks < 1 || operands.size() != (arguments.adds_c ? 3 : 2) * stacks) {
+    call.fail("every operand has as many stacks as there are results");
   }
   ffi::DataType const type = alpha.element_type();
-  GemmArguments arguments{};
   if (!element_type(type, kDoubles, arguments.type) || beta.element_type() != type) {
-    return invalid("the kernels scale with f64, c64 or c128");
+    call.fail("the kernels scale with f64, c64 or c128");
   }
-  arguments.adds_c = has_c;
-  arguments.lhs_transposed = transpose_lhs;
-  arguments.rhs_transposed = transpose_rhs;
+  if (call.failed()) return call.error();
 
   for (size_t i = 0; i < stacks; ++i) {
-    auto const lhs = operands.get<ffi::AnyBuffer>(i);
-    auto const rhs = operands.get<ffi::AnyBuffer>(stacks + i);
-    auto out = results.get<ffi::AnyBuffer>(i);
-    if (!lhs) return lhs.error();
-    if (!rhs) return rhs.error();
-    if (!out) return out.error();
-    for (ffi::AnyBuffer const& buffer : {*lhs, *rhs, **out}) {
+    auto const lhs = *operands.get<ffi::AnyBuffer>(i);
+    auto const rhs = *operands.get<ffi::AnyBuffer>(stacks + i);
+    auto const out = **results.get<ffi::AnyBuffer>(i);
+    for (ffi::AnyBuffer const& buffer : {lhs, rhs, out}) {
       if (buffer.element_type() != type) {
-        return invalid("operands, results, alpha and beta have one type");
+        call.fail("operands, results, alpha and beta have one type");
       }
     }
-    auto const shape = ProductShape::of(*lhs, *rhs, **out, transpose_lhs, transpose_rhs);
-    if (!shape) return shape.error();
-    if (has_c) {
-      auto const c = operands.get<ffi::AnyBuffer>(2 * stacks + i);
-      if (!c) return c.error();
-      if (c->untyped_data() != (*out)->untyped_data()) {
-        return invalid("c of problem " + std::to_string(i) + " is not aliased to its result");
-      }
+    auto const shape =
+        ProductShape::of(call, lhs, rhs, out, arguments.lhs_transposed, arguments.rhs_transposed);
+    if (arguments.adds_c &&
+        operands.get<ffi::AnyBuffer>(2 * stacks + i)->untyped_data() != out.untyped_data()) {
+      call.fail("c of problem " + std::to_string(i) + " is not aliased to its result");
     }
-    int64_t const m = shape->m, n = shape->n, k = shape->k;
-    for (int64_t matrix = 0; matrix < shape->count; ++matrix) {
+    int64_t const m = shape.m, n = shape.n, k = shape.k;
+    for (int64_t matrix = 0; matrix < shape.count; ++matrix) {
       auto const number = static_cast<int64_t>(arguments.problems.size());
       arguments.problems.push_back(
-          {Elements{*lhs}.at(matrix * m * k), Elements{*rhs}.at(matrix * k * n),
-           Elements{**out}.at(matrix * m * n), Elements{alpha}.of_matrix(number),
-           Elements{beta}.of_matrix(number), shape->m, shape->n, shape->k});
+          {Elements{lhs}.at(matrix * m * k), Elements{rhs}.at(matrix * k * n),
+           Elements{out}.at(matrix * m * n), Elements{alpha}.of_matrix(number),
+           Elements{beta}.of_matrix(number), shape.m, shape.n, shape.k});
     }
   }
   for (ffi::AnyBuffer const& scale : {alpha, beta}) {
     if (scale.element_count() != 1 && scale.element_count() != arguments.problems.size()) {
-      return invalid("alpha and beta have one element, or one for each matrix");
+      call.fail("alpha and beta have one element, or one for each matrix");
     }
   }
+  if (call.failed()) return call.error();
   return launched(fp64::gemm_fp64(tile, arguments, stream), "grouped_gemm_fp64");
 }
 
+Handler<grouped_gemm_fp64> const grouped_gemm_fp64_handler{"grouped_gemm_fp64.v1"};
+
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()  // alpha
-                       .Arg<xla::ffi::AnyBuffer>()  // beta
-                       .RemainingArgs()             // lhs..., rhs..., c...
-                       .RemainingRets()             // out...
-                       .Attrs());

@@ -1,114 +1,64 @@
 // Bindings of the kernels of an expert MLP: check the buffers, name the sizes, launch.
-#include <array>
+#include <initializer_list>
 #include <string>
 
-#include "ffi/attributes.h"
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
+#include "ffi/workspace.h"
 #include "mlp/gated_ragged_dot.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<ffi::AnyBuffer>;
-using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
-// Checks buffers of one product one after the other, and keeps what is wrong with the first that
-// does not fit.
-class Check {
- public:
-  template <int kRank, class Buffer>
-  void shape(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
-    if (failed_) return;
-    if (auto error = has_shape<kRank>(name, buffer, expected); error.failure()) fail(error);
+// Sets `type` to that of all buffers, whose rows TMA has to address.
+void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
+  type =
+      call.type(*buffers.begin(), {ElementType::kBf16}, "the kernels of an expert MLP take bf16");
+  for (ffi::AnyBuffer const& buffer : buffers) {
+    if (buffer.element_type() != buffers.begin()->element_type())
+      call.fail("operands and results differ in type");
+    call.expect_vectors("an operand or a result", buffer);
   }
+}
 
-  template <int kRank, class Buffer>
-  std::array<int, kRank> size(char const* name, Buffer const& buffer) {
-    if (failed_) return {};
-    auto const shape = Shape<kRank>::of(name, buffer);
-    if (!shape) {
-      fail(shape.error());
-      return {};
-    }
-    if (shape->batched) fail(invalid(std::string(name) + " has a batch dimension"));
-    return shape->size;
-  }
-
-  // All of the type of the first, in rows that TMA can address.
-  void matrices(ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
-    if (failed_) return;
-    ffi::DataType const first = buffers.begin()->element_type();
-    bool const known = element_type(first, {ElementType::kBf16}, type);
-    if (!known) return fail(invalid("the kernels of an expert MLP take bf16"));
-    for (ffi::AnyBuffer const& buffer : buffers) {
-      if (buffer.element_type() != first) {
-        return fail(invalid("operands and results differ in type"));
-      }
-      auto const error = whole_vectors("an operand or a result", buffer);
-      if (error.failure()) return fail(error);
-    }
-  }
-
-  void groups(GroupSizes& result, Sizes group_sizes, Sizes group_offset, int local_groups, int rows,
-              bool zeroes_unowned) {
-    if (failed_) return;
-    auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, rows, zeroes_unowned);
-    if (!groups) return fail(groups.error());
-    result = *groups;
-  }
-
-  bool failed() const { return failed_; }
-  ffi::Error error() const { return error_; }
-
- private:
-  void fail(ffi::Error error) {
-    failed_ = true;
-    error_ = error;
-  }
-
-  bool failed_ = false;
-  ffi::Error error_ = ffi::Error::Success();
-};
-
-// Without up, that and its gradient have one row, which nobody reads or writes.
+// Without up, that and its gradient have one row, which nobody reads or writes. The workspace is
+// unused: all kernels of ragged products have one.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
                           ffi::Result<Floats> dweights, WorkspaceResult,
                           ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  Check check;
+  Call call(attributes);
   mlp::GradientArguments a{};
-  auto const has_weights = given.get<bool>("has_weights"), has_up = given.get<bool>("has_up");
-  auto const zeroes_unowned = given.get<bool>("zeroes_unowned");
-  auto const function = given.get<int32_t>("function");
-  a.activation = given.activation(static_cast<mlp::Function>(function));
-  a.max_sms = given.max_sms();
-  TileConfig const tile = given.tile(KernelKind::kPingpong);
-  if (given.error().failure()) return given.error();
-  auto const [m, k] = check.size<2>("dy", dy);
-  auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
-  check.shape<3>("the down projection", down_weights, {local_groups, n, k});
-  check.shape<2>("gate", gate, {m, n});
-  check.shape<2>("up", up, {has_up ? m : 1, n});
-  check.shape<1>("weights", weights, {has_weights ? m : 1});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
-  check.shape<2>("dgate", *dgate, {m, n});
-  check.shape<2>("dup", *dup, {has_up ? m : 1, n});
-  check.shape<2>("hidden", *hidden, {m, n});
+  auto const has_weights = call.get<bool>("has_weights"), has_up = call.get<bool>("has_up");
+  auto const zeroes_unowned = call.get<bool>("zeroes_unowned");
+  auto const function = call.get<int32_t>("function");
+  a.activation = call.activation(static_cast<mlp::Function>(function));
+  a.max_sms = call.max_sms();
+  TileConfig const tile = call.tile(KernelKind::kPingpong);
   int const tile_n = tile.tile_n;
-  if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
+  if (tile_n <= 0) call.fail("tile_n must be positive, got " + std::to_string(tile_n));
   if (function < 0 || function > static_cast<int>(mlp::Function::kSquaredRelu)) {
-    return invalid("no function has the number " + std::to_string(function));
+    call.fail("no function has the number " + std::to_string(function));
   }
-  check.shape<2>("dweights", *dweights, {n / tile_n + (n % tile_n != 0), m});
-  check.matrices(a.type, {dy, down_weights, gate, up, *dgate, *dup, *hidden});
-  if (check.failed()) return check.error();
+  if (call.failed()) return call.error();
+  auto const [m, k] = call.size<2>("dy", dy);
+  auto const [local_groups, n, columns] = call.size<3>("the down projection", down_weights);
+  call.expect<3>("the down projection", down_weights, {local_groups, n, k});
+  call.expect<2>("gate", gate, {m, n});
+  call.expect<2>("up", up, {has_up ? m : 1, n});
+  call.expect<1>("weights", weights, {has_weights ? m : 1});
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
+  call.expect<2>("dgate", *dgate, {m, n});
+  call.expect<2>("dup", *dup, {has_up ? m : 1, n});
+  call.expect<2>("hidden", *hidden, {m, n});
+  call.expect<2>("dweights", *dweights, {n / tile_n + (n % tile_n != 0), m});
+  check_matrices(call, a.type, {dy, down_weights, gate, up, *dgate, *dup, *hidden});
+  if (call.failed()) return call.error();
 
   a.dy = dy.untyped_data();
   a.down_weights = down_weights.untyped_data();
@@ -124,26 +74,25 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   return launched(mlp::gated_gradient(tile, a, stream), "gated_ragged_dot_transpose");
 }
 
+// The workspace is unused.
 ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
                              ffi::AnyBuffer second_lhs, ffi::AnyBuffer first_rhs,
                              ffi::AnyBuffer second_rhs, Sizes group_sizes, Sizes group_offset,
                              Result out, WorkspaceResult, ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  Check check;
+  Call call(attributes);
   mlp::PairedArguments a{};
-  auto const zeroes_unowned = given.get<bool>("zeroes_unowned");
-  a.max_sms = given.max_sms();
-  TileConfig const tile = given.tile();
-  if (given.error().failure()) return given.error();
-  auto const [m, k] = check.size<2>("the first lhs", first_lhs);
-  auto const [local_groups, n, depth] = check.size<3>("the first rhs", first_rhs);
-  check.shape<2>("the second lhs", second_lhs, {m, k});
-  check.shape<3>("the first rhs", first_rhs, {local_groups, n, k});
-  check.shape<3>("the second rhs", second_rhs, {local_groups, n, k});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
-  check.shape<2>("out", *out, {m, n});
-  check.matrices(a.type, {first_lhs, second_lhs, first_rhs, second_rhs, *out});
-  if (check.failed()) return check.error();
+  auto const zeroes_unowned = call.get<bool>("zeroes_unowned");
+  a.max_sms = call.max_sms();
+  TileConfig const tile = call.tile();
+  auto const [m, k] = call.size<2>("the first lhs", first_lhs);
+  auto const [local_groups, n, depth] = call.size<3>("the first rhs", first_rhs);
+  call.expect<2>("the second lhs", second_lhs, {m, k});
+  call.expect<3>("the first rhs", first_rhs, {local_groups, n, k});
+  call.expect<3>("the second rhs", second_rhs, {local_groups, n, k});
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
+  call.expect<2>("out", *out, {m, n});
+  check_matrices(call, a.type, {first_lhs, second_lhs, first_rhs, second_rhs, *out});
+  if (call.failed()) return call.error();
 
   a.lhs[0] = first_lhs.untyped_data();
   a.lhs[1] = second_lhs.untyped_data();
@@ -159,81 +108,41 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
                             ffi::AnyBuffer first_rhs, ffi::AnyBuffer second_rhs, Sizes group_sizes,
                             Sizes group_offset, Result first_out, Result second_out,
                             WorkspaceResult workspace, ffi::Dictionary attributes) {
-  Attributes given(attributes);
-  Check check;
+  Call call(attributes);
   mlp::WeightGradientArguments a{};
-  auto const has_rows = given.get<bool>("has_rows");
-  auto const divisor = given.get<int32_t>("divisor");
-  a.max_sms = given.max_sms();
-  TileConfig const tile = given.tile();
-  if (given.error().failure()) return given.error();
-  auto const [tokens, k] = check.size<2>("x", x);
-  auto const [m, n] = check.size<2>("the first rhs", first_rhs);
-  auto const [local_groups, columns, depth] = check.size<3>("the first result", *first_out);
-  check.shape<2>("x", x, {has_rows ? tokens : m, k});
-  check.shape<1>("rows", rows, {has_rows ? m : 1});
-  check.shape<2>("the second rhs", second_rhs, {m, n});
-  check.shape<3>("the first result", *first_out, {local_groups, k, n});
-  check.shape<3>("the second result", *second_out, {local_groups, k, n});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m, /*zeroes_unowned=*/true);
-  check.matrices(a.type, {x, first_rhs, second_rhs, *first_out, *second_out});
-  if (check.failed()) return check.error();
-  if (divisor < 1) return invalid("divisor has to be positive");
+  auto const has_rows = call.get<bool>("has_rows");
+  a.divisor = call.get<int32_t>("divisor");
+  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.max_sms = call.max_sms();
+  TileConfig const tile = call.tile();
+  auto const [tokens, k] = call.size<2>("x", x);
+  auto const [m, n] = call.size<2>("the first rhs", first_rhs);
+  auto const [local_groups, columns, depth] = call.size<3>("the first result", *first_out);
+  call.expect<2>("x", x, {has_rows ? tokens : m, k});
+  call.expect<1>("rows", rows, {has_rows ? m : 1});
+  call.expect<2>("the second rhs", second_rhs, {m, n});
+  call.expect<3>("the first result", *first_out, {local_groups, k, n});
+  call.expect<3>("the second result", *second_out, {local_groups, k, n});
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
+  check_matrices(call, a.type, {x, first_rhs, second_rhs, *first_out, *second_out});
+  if (call.failed()) return call.error();
 
   a.x = x.untyped_data();
   a.rows = has_rows ? rows.typed_data() : nullptr;
-  a.divisor = divisor;
   a.tokens = tokens;
   a.rhs[0] = first_rhs.untyped_data();
   a.rhs[1] = second_rhs.untyped_data();
   a.out[0] = first_out->untyped_data();
   a.out[1] = second_out->untyped_data();
-  a.workspace = workspace->typed_data();
-  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  set_workspace(workspace, a);
   a.k = k;
   a.n = n;
   return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");
 }
 
+Handler<gated_gradient> const gradient_handler{"gated_ragged_dot_transpose.v4"};
+Handler<paired_ragged_dot> const paired_handler{"paired_ragged_dot.v2"};
+Handler<weight_gradients> const weight_gradients_handler{"paired_weight_gradients.v1"};
+
 }  // namespace
 }  // namespace jgg
-
-// The workspace of the first two is unused: all kernels of ragged products have one.
-JGG_DEFINE_HANDLER(JggGatedRaggedDotTranspose, jgg::gated_gradient,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // dy
-                       .Arg<xla::ffi::AnyBuffer>()             // the down projection's weights
-                       .Arg<xla::ffi::AnyBuffer>()             // gate
-                       .Arg<xla::ffi::AnyBuffer>()             // up
-                       .Arg<jgg::Floats>()                     // weights
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // dgate
-                       .Ret<xla::ffi::AnyBuffer>()             // dup
-                       .Ret<xla::ffi::AnyBuffer>()             // hidden
-                       .Ret<jgg::Floats>()                     // dweights, in parts
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggPairedRaggedDot, jgg::paired_ragged_dot,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // the first lhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second lhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // out
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggPairedWeightGradients, jgg::weight_gradients,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()             // x
-                       .Arg<jgg::Sizes>()                      // rows
-                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                       .Arg<jgg::Sizes>()                      // group_sizes
-                       .Arg<jgg::Sizes>()                      // group_offset
-                       .Ret<xla::ffi::AnyBuffer>()             // the first result
-                       .Ret<xla::ffi::AnyBuffer>()             // the second result
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                       .Attrs());

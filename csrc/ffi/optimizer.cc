@@ -1,11 +1,10 @@
-// Bindings of the steps of an optimiser that write FP8 weights. All results take the place of their
-// operands; a form of the weights that is not wanted has no elements.
+// Bindings of the steps of an optimiser that write FP8 weights. Each result takes the place of its
+// operand. A form of the weights that is not wanted is an array without elements.
 #include <string>
 #include <vector>
 
-#include "ffi/attributes.h"
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "ffi/element_types.h"
 #include "optimizer/update.h"
 #include "scheduler/ceil_div.h"
@@ -20,26 +19,22 @@ using Stack = std::array<int, 3>;
 constexpr auto kMoments = {ElementType::kBf16, ElementType::kF32};
 constexpr auto kCopies = {ElementType::kBf16, ElementType::kF16};
 
-// A stack of matrices of `shape`, none of whose elements has a type that is not `among` those.
-ffi::Error check_stack(char const* name, Buffer const& buffer, Stack shape,
-                       std::initializer_list<ElementType> among, ElementType& type) {
-  if (!element_type(buffer.element_type(), among, type)) {
-    return invalid(std::string(name) + " has an element type that no kernel is compiled for");
+// A stack of matrices of `shape`, whose elements have one of the types `among`.
+optimizer::Elements take_stack(Call& call, char const* name, Buffer const& buffer, Stack shape,
+                               std::initializer_list<ElementType> among) {
+  optimizer::Elements elements{buffer.untyped_data(), {}};
+  if (!element_type(buffer.element_type(), among, elements.type)) {
+    call.fail(std::string(name) + " has an element type that no kernel is compiled for");
   }
-  return has_shape<3>(name, buffer, shape);
-}
-
-// Checks a stack, and fills in `elements` as the kernels take it.
-ffi::Error take_stack(char const* name, Buffer const& buffer, Stack shape,
-                      std::initializer_list<ElementType> among, optimizer::Elements& elements) {
-  elements.data = buffer.untyped_data();
-  return check_stack(name, buffer, shape, among, elements.type);
+  call.expect(name, buffer, shape);
+  return elements;
 }
 
 // Whether `result` lies where `operand` does, which the call's aliases promise.
-ffi::Error in_place(char const* name, Buffer const& operand, Buffer const& result) {
-  if (operand.untyped_data() == result.untyped_data()) return ffi::Error::Success();
-  return invalid(std::string(name) + " is not updated in place");
+void expect_in_place(Call& call, char const* name, Buffer const& operand, Buffer const& result) {
+  if (operand.untyped_data() != result.untyped_data()) {
+    call.fail(std::string(name) + " is not updated in place");
+  }
 }
 
 // The operands and results of every call from the master weights on.
@@ -48,82 +43,56 @@ constexpr std::array<char const*, 6> kNames = {"master",   "values",   "scales",
 
 // The weights in every form. Attributes: `power_of_two`, and `part` of `parts`: which columns of
 // that many stacks next to each other, each filled up to whole blocks.
-ffi::ErrorOr<optimizer::Weights> weights_of(ffi::RemainingArgs const& operands,
-                                            ffi::RemainingRets const& results,
-                                            ffi::Dictionary attributes) {
+optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
+                              ffi::RemainingRets const& results) {
+  optimizer::Weights weights{};
+  weights.power_of_two = call.get<bool>("power_of_two");
+  auto const part = call.get<int32_t>("part"), parts = call.get<int32_t>("parts");
+  if (parts < 1 || part < 0 || part >= parts) call.fail("part is not one of the parts");
   if (operands.size() != kNames.size() || results.size() != kNames.size()) {
-    return ffi::Unexpected(invalid("a step takes and returns six arrays of weights"));
+    call.fail("a step takes and returns six arrays of weights");
   }
+  if (call.failed()) return weights;
   std::vector<Buffer> buffers;
   for (size_t i = 0; i < kNames.size(); ++i) {
-    auto const operand = operands.get<Buffer>(i);
-    auto result = results.get<Buffer>(i);
-    if (!operand) return ffi::Unexpected(operand.error());
-    if (!result) return ffi::Unexpected(result.error());
-    buffers.push_back(*operand);
-    if (operand->element_count() == 0) continue;
-    auto const error = in_place(kNames[i], *operand, **result);
-    if (error.failure()) return ffi::Unexpected(error);
+    buffers.push_back(*operands.get<Buffer>(i));
+    if (buffers[i].element_count() == 0) continue;
+    expect_in_place(call, kNames[i], buffers[i], **results.get<Buffer>(i));
   }
   Buffer const master = buffers[0], values = buffers[1], scales = buffers[2];
   Buffer const values_t = buffers[3], scales_t = buffers[4], copy = buffers[5];
-  Attributes given(attributes);
-  auto const power_of_two = given.get<bool>("power_of_two");
-  auto const part = given.get<int32_t>("part"), parts = given.get<int32_t>("parts");
-  if (given.error().failure()) return ffi::Unexpected(given.error());
-  auto const shape = Shape<3>::of("master", master);
-  if (!shape) return ffi::Unexpected(shape.error());
-  auto const [matrices, rows, columns] = shape->size;
-  if (parts < 1 || part < 0 || part >= parts) {
-    return ffi::Unexpected(invalid("part is not one of the parts"));
-  }
+  auto const [matrices, rows, columns] = call.size<3>("master", master);
   bool const joined = parts > 1;
   int const blocks_down = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  int const pitch = joined ? parts * blocks * kScaleBlock : columns;
+  // Of all parts, each filled up to whole blocks.
+  int64_t const joined_columns = int64_t{1} * parts * blocks * kScaleBlock;
+  if (!call.expect_size("the number of columns of all parts", joined_columns)) return weights;
+  int const pitch = joined ? static_cast<int>(joined_columns) : columns;
   int const blocks_across = parts * blocks;
-  ElementType type, type_t;
-  optimizer::Weights weights{};
-  auto const fail = [](ffi::Error error) { return ffi::Unexpected(std::move(error)); };
-  if (auto error =
-          check_stack("master", master, {matrices, rows, columns}, {ElementType::kF32}, type);
-      error.failure()) {
-    return fail(error);
-  }
+  Stack const shape{matrices, rows, columns};
+  take_stack(call, "master", master, shape, {ElementType::kF32});
   bool const plain = values.element_count() != 0, transposed = values_t.element_count() != 0;
-  if (!plain && !transposed) return fail(invalid("no FP8 form is asked for"));
+  if (!plain && !transposed) call.fail("no FP8 form is asked for");
   int64_t const first = int64_t{1} * part * blocks * kScaleBlock;
   int64_t const first_block = int64_t{1} * part * blocks;
-  auto const is_f32 = [](Buffer const& buffer) { return buffer.element_type() == ffi::F32; };
   if (plain) {
-    for (auto error :
-         {check_stack("values", values, {matrices, rows, pitch}, kFloat8s, weights.fp8),
-          has_shape<3>("scales", scales, {matrices, blocks_down, blocks_across})}) {
-      if (error.failure()) return fail(error);
-    }
-    if (!is_f32(scales)) return fail(invalid("scales are float32"));
+    weights.fp8 = take_stack(call, "values", values, {matrices, rows, pitch}, kFloat8s).type;
+    take_stack(call, "scales", scales, {matrices, blocks_down, blocks_across}, {ElementType::kF32});
     weights.q = static_cast<uint8_t*>(values.untyped_data()) + first;
     weights.scale = static_cast<float*>(scales.untyped_data()) + first_block;
   }
   if (transposed) {
-    for (auto error :
-         {check_stack("values_t", values_t, {matrices, pitch, rows}, kFloat8s, type_t),
-          has_shape<3>("scales_t", scales_t, {matrices, blocks_across, blocks_down})}) {
-      if (error.failure()) return fail(error);
-    }
-    if (!is_f32(scales_t)) return fail(invalid("scales_t are float32"));
-    if (plain && type_t != weights.fp8) {
-      return fail(invalid("both forms of the weights have one FP8 type"));
-    }
-    weights.fp8 = type_t;
+    auto const type =
+        take_stack(call, "values_t", values_t, {matrices, pitch, rows}, kFloat8s).type;
+    take_stack(call, "scales_t", scales_t, {matrices, blocks_across, blocks_down},
+               {ElementType::kF32});
+    if (plain && type != weights.fp8) call.fail("both forms of the weights have one FP8 type");
+    weights.fp8 = type;
     weights.q_t = static_cast<uint8_t*>(values_t.untyped_data()) + first * rows;
     weights.scale_t = static_cast<float*>(scales_t.untyped_data()) + first_block * blocks_down;
   }
-  if (copy.element_count() != 0) {
-    auto const error = take_stack("copy", copy, {matrices, rows, columns}, kCopies, weights.copy);
-    if (error.failure()) return fail(error);
-  }
+  if (copy.element_count() != 0) weights.copy = take_stack(call, "copy", copy, shape, kCopies);
   weights.master = static_cast<float*>(master.untyped_data());
-  weights.power_of_two = power_of_two;
   weights.matrices = matrices;
   weights.rows = rows;
   weights.columns = columns;
@@ -131,72 +100,49 @@ ffi::ErrorOr<optimizer::Weights> weights_of(ffi::RemainingArgs const& operands,
   return weights;
 }
 
-// The number of float32 in a buffer.
-ffi::Error check_scalars(ffi::Buffer<ffi::F32> const& scalars, int64_t count) {
-  if (static_cast<int64_t>(scalars.element_count()) == count) return ffi::Error::Success();
-  return invalid("scalars are " + std::to_string(count) + " numbers");
+// The addresses of so many numbers.
+float const* take_scalars(Call& call, Floats const& scalars, size_t count) {
+  if (scalars.element_count() != count) {
+    call.fail("scalars are " + std::to_string(count) + " numbers");
+  }
+  return scalars.typed_data();
 }
 
-ffi::Error adamw_quantized(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, Buffer gradient,
-                           Buffer mean, Buffer square, ffi::RemainingArgs operands, Result new_mean,
-                           Result new_square, ffi::RemainingRets results,
+ffi::Error adamw_quantized(cudaStream_t stream, Floats scalars, Buffer gradient, Buffer mean,
+                           Buffer square, ffi::RemainingArgs weights, Result new_mean,
+                           Result new_square, ffi::RemainingRets new_weights,
                            ffi::Dictionary attributes) {
-  auto const weights = weights_of(operands, results, attributes);
-  if (!weights) return weights.error();
-  optimizer::AdamwArguments arguments{};
-  Stack const shape{weights->matrices, weights->rows, weights->columns};
-  for (auto error : {check_scalars(scalars, sizeof(optimizer::AdamwScalars) / sizeof(float)),
-                     take_stack("gradient", gradient, shape, kMoments, arguments.gradient),
-                     take_stack("mean", mean, shape, kMoments, arguments.mean),
-                     take_stack("square", square, shape, kMoments, arguments.square),
-                     in_place("mean", mean, *new_mean), in_place("square", square, *new_square)}) {
-    if (error.failure()) return error;
-  }
-  arguments.scalars = reinterpret_cast<optimizer::AdamwScalars const*>(scalars.typed_data());
-  arguments.weights = *weights;
-  return launched(optimizer::adamw_quantized(arguments, stream), "adamw_quantized");
+  Call call(attributes);
+  optimizer::AdamwArguments a{};
+  a.weights = weights_of(call, weights, new_weights);
+  Stack const shape{a.weights.matrices, a.weights.rows, a.weights.columns};
+  a.scalars = reinterpret_cast<optimizer::AdamwScalars const*>(
+      take_scalars(call, scalars, sizeof(optimizer::AdamwScalars) / sizeof(float)));
+  a.gradient = take_stack(call, "gradient", gradient, shape, kMoments);
+  a.mean = take_stack(call, "mean", mean, shape, kMoments);
+  a.square = take_stack(call, "square", square, shape, kMoments);
+  expect_in_place(call, "mean", mean, *new_mean);
+  expect_in_place(call, "square", square, *new_square);
+  if (call.failed()) return call.error();
+  return launched(optimizer::adamw_quantized(a, stream), "adamw_quantized");
 }
 
-ffi::Error apply_and_quantize(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, Buffer update,
-                              ffi::RemainingArgs operands, ffi::RemainingRets results,
+// `applies` is whether the update applies.
+ffi::Error apply_and_quantize(cudaStream_t stream, Floats applies, Buffer update,
+                              ffi::RemainingArgs weights, ffi::RemainingRets new_weights,
                               ffi::Dictionary attributes) {
-  auto const weights = weights_of(operands, results, attributes);
-  if (!weights) return weights.error();
-  optimizer::ApplyArguments arguments{};
-  Stack const shape{weights->matrices, weights->rows, weights->columns};
-  for (auto error : {check_scalars(scalars, 1),
-                     take_stack("update", update, shape, kMoments, arguments.update)}) {
-    if (error.failure()) return error;
-  }
-  arguments.applies = scalars.typed_data();
-  arguments.weights = *weights;
-  return launched(optimizer::apply_and_quantize(arguments, stream), "apply_and_quantize");
+  Call call(attributes);
+  optimizer::ApplyArguments a{};
+  a.weights = weights_of(call, weights, new_weights);
+  a.applies = take_scalars(call, applies, 1);
+  a.update = take_stack(call, "update", update,
+                        {a.weights.matrices, a.weights.rows, a.weights.columns}, kMoments);
+  if (call.failed()) return call.error();
+  return launched(optimizer::apply_and_quantize(a, stream), "apply_and_quantize");
 }
 
-auto adamw_binding() {
-  return on_stream()
-      .Arg<ffi::Buffer<ffi::F32>>()  // scalars
-      .Arg<Buffer>()                 // gradient
-      .Arg<Buffer>()                 // mean
-      .Arg<Buffer>()                 // square
-      .RemainingArgs()               // the weights: see kNames
-      .Ret<Buffer>()                 // mean
-      .Ret<Buffer>()                 // square
-      .RemainingRets()               // the weights
-      .Attrs();
-}
-
-auto apply_binding() {
-  return on_stream()
-      .Arg<ffi::Buffer<ffi::F32>>()  // whether the update applies
-      .Arg<Buffer>()                 // update
-      .RemainingArgs()               // the weights: see kNames
-      .RemainingRets()               // the weights
-      .Attrs();
-}
+Handler<adamw_quantized> const adamw_handler{"adamw_quantized.v1"};
+Handler<apply_and_quantize> const apply_handler{"apply_and_quantize.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggAdamwQuantized, jgg::adamw_quantized, jgg::adamw_binding());
-JGG_DEFINE_HANDLER(JggApplyAndQuantize, jgg::apply_and_quantize, jgg::apply_binding());

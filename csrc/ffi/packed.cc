@@ -1,6 +1,9 @@
 // Bindings of the kernels of packed matrices: check the buffers, name the sizes, launch.
 #include "packed/packed.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "ffi/gated_arguments.h"
 #include "scheduler/ceil_div.h"
 
@@ -25,256 +28,188 @@ struct Packing {
   int k;
   int n;
 
-  static ffi::ErrorOr<Packing> of(std::string_view name, int group_size, ffi::AnyBuffer values,
-                                  int k, int n) {
-    for (NamedFormat const& known : kFormats) {
-      if (known.name != name) continue;
-      bool const has_groups = known.format == Format::kInt4;
-      if (has_groups && group_size != 32 && group_size != 64 && group_size != 128) {
-        return ffi::Unexpected(invalid("groups of int4 have 32, 64 or 128 elements"));
-      }
-      auto const shape = Shape<4>::of("the packed values", values);
-      if (!shape) return ffi::Unexpected(shape.error());
-      Packing const packing{known.format, group_size, shape->size[0], k, n};
-      std::array const expected{packing.matrices, packing.strips(), packing.records(),
-                                packed::record_bytes(known.format)};
-      if (values.element_type() != ffi::DataType::U8 || shape->batched || shape->size != expected) {
-        return ffi::Unexpected(invalid("the packed values do not fit k and n"));
-      }
+  // Reads the attributes, and checks the values of matrices [k, n].
+  static Packing of(Call& call, ffi::AnyBuffer values, int k, int n) {
+    Packing packing{Format::kInt8, call.get<int32_t>("group_size"), 0, k, n};
+    auto const name = call.get<std::string_view>("format");
+    auto const known = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                    [&](NamedFormat const& of) { return of.name == name; });
+    if (known == std::end(kFormats)) {
+      call.fail("no kernel reads the format " + std::string(name));
       return packing;
     }
-    return ffi::Unexpected(invalid("no kernel reads the format " + std::string(name)));
+    packing.format = known->format;
+    int const group_size = packing.group_size;
+    if (packing.format == Format::kInt4 && group_size != 32 && group_size != 64 &&
+        group_size != 128) {
+      call.fail("groups of int4 have 32, 64 or 128 elements");
+    }
+    auto const shape = call.shape<4>("the packed values", values);
+    packing.matrices = shape.size[0];
+    if (values.element_type() != ffi::DataType::U8 || shape.batched ||
+        shape.size != packing.values_shape()) {
+      call.fail("the packed values do not fit k and n");
+    }
+    return packing;
   }
 
   int strips() const { return ceil_div(n, kSide); }
   int records() const { return ceil_div(k, kSide); }
+  std::array<int, 4> values_shape() const {
+    return {matrices, strips(), records(), packed::record_bytes(format)};
+  }
 
-  // The other arrays, whose names begin with `prefix`.
-  packed::Matrices take(OptionalOperands& given, std::string const& prefix,
+  // The other arrays, whose names begin with `prefix`. Those have to be there that kernels read.
+  packed::Matrices take(Call& call, OptionalOperands& optional, std::string const& prefix,
                         void const* values) const {
     packed::Matrices all;
     all.values = static_cast<uint8_t const*>(values);
     auto const bytes = [](void const* data) { return static_cast<uint8_t const*>(data); };
     if (format == Format::kMxFp4) {
       std::array const shape{matrices, strips(), records(), 2 * kSide};
-      all.scales = bytes(given.take(prefix + "scales", shape, {ffi::DataType::U8}));
+      all.scales = bytes(optional.take(prefix + "scales", shape, {ffi::DataType::U8}));
     } else if (format == Format::kInt4) {
       std::array const shape{matrices, strips(), ceil_div(records() * kSide, group_size), kSide};
-      all.scales = bytes(given.take(prefix + "scales", shape, {ffi::DataType::BF16}));
-      all.zero_points = bytes(given.take(prefix + "zero_points", shape, {ffi::DataType::U8}));
+      all.scales = bytes(optional.take(prefix + "scales", shape, {ffi::DataType::BF16}));
+      all.zero_points = bytes(optional.take(prefix + "zero_points", shape, {ffi::DataType::U8}));
     }
     if (format != Format::kInt4) {
       std::array const shape{matrices, strips() * kSide};
       all.channel_scales = static_cast<float const*>(
-          given.take(prefix + "channel_scales", shape, {ffi::DataType::F32}));
+          optional.take(prefix + "channel_scales", shape, {ffi::DataType::F32}));
+    }
+    if ((format != Format::kInt8 && !all.scales) ||
+        (format != Format::kInt4 && !all.channel_scales)) {
+      call.fail("scales of the packed matrices are missing");
     }
     return all;
   }
-
-  // Whether all arrays are there that kernels read.
-  bool has_all(packed::Matrices const& all) const {
-    return (format == Format::kInt8 || all.scales) &&
-           (format == Format::kInt4 || all.channel_scales);
-  }
 };
+
+// The kernel for few rows has partial sums of each thread block.
+void expect_workspace(Call& call, int64_t bytes) {
+  if (bytes >= packed::kPartialBytes) return;
+  call.fail("the workspace has " + std::to_string(bytes) +
+            " bytes, but partial sums of a thread block take " +
+            std::to_string(packed::kPartialBytes));
+}
 
 // `workspace` is null for the kernel without one.
 ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t stream,
                       ffi::AnyBuffer x, ffi::AnyBuffer values, Sizes group_sizes,
                       Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,
                       ffi::Dictionary attributes) {
-  auto const tokens = Shape<2>::of("x", x);
-  if (!tokens) return tokens.error();
-  auto out = results.get<ffi::AnyBuffer>(0);
-  if (!out) return out.error();
-  auto const rows = Shape<2>::of("the result", **out);
-  if (!rows) return rows.error();
-  Attributes asked(attributes);
-  auto const format = asked.get<std::string_view>("format");
-  auto const group_size = asked.get<int32_t>("group_size");
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  if (asked.error().failure()) return asked.error();
-  auto const packing = Packing::of(format, group_size, values, tokens->size[1], rows->size[1]);
-  if (!packing) return packing.error();
-
+  Call call(attributes);
+  OptionalOperands optional(call, operands);
+  if (results.size() == 0) return invalid("there are one to three results");
+  auto const [tokens, k] = call.size<2>("x", x);
+  auto const [m, n] = call.size<2>("the result", **results.get<ffi::AnyBuffer>(0));
+  auto const packing = Packing::of(call, values, k, n);
   packed::Arguments a{};
-  a.format = packing->format;
-  a.group_size = group_size;
-  // The handler with a workspace has the kernel that streams by default.
-  a.tile_m = asked.get<int32_t>("tile_m", workspace ? 0 : packed::kManyRows);
-  bool const decodes = a.tile_m != 0;
+  a.format = packing.format;
+  a.group_size = packing.group_size;
+  a.tile_m = call.get<int32_t>("tile_m", packed::kManyRows);
+  take({x, group_sizes, group_offset, results}, call, optional, packing.matrices, k, a.product);
+  if (call.failed()) return call.error();
+  a.gate = packing.take(call, optional, "", values.untyped_data());
+  if (auto const* up = optional.take("up_values", packing.values_shape(), {ffi::DataType::U8})) {
+    a.up = packing.take(call, optional, "up_", up);
+  }
+  bool const has_up = a.up.values != nullptr;
+  if (has_up && !a.gate.zero_points != !a.up.zero_points) {
+    call.fail("gate and up both have zero points, or neither has");
+  }
+  if (has_up && !a.product.has_activation) call.fail("two matrices need an activation");
+  take_results(call, results, has_up, a.product);
+  bool const streams = workspace != nullptr && a.tile_m != packed::kFewRows;
+  if (streams) {
+    expect_workspace(call, workspace_bytes);
+  } else {
+    call.expect_vectors("x", x);
+  }
+  if (call.failed()) return call.error();
   a.workspace = workspace;
   a.workspace_bytes = workspace_bytes;
-  if (asked.error().failure()) return asked.error();
-  auto error = take({x, group_sizes, group_offset, results}, asked, given, packing->matrices,
-                    packing->k, a.product);
-  if (error.failure()) return error;
-  a.gate = packing->take(given, "", values.untyped_data());
-  std::array const shape{packing->matrices, packing->strips(), packing->records(),
-                         packed::record_bytes(a.format)};
-  if (auto const* up = given.take("up_values", shape, {ffi::DataType::U8})) {
-    a.up = packing->take(given, "up_", up);
-  }
-  if (given.error().failure()) return given.error();
-  bool const has_up = a.up.values != nullptr;
-  if (!packing->has_all(a.gate) || (has_up && !packing->has_all(a.up))) {
-    return invalid("scales of the packed matrices are missing");
-  }
-  if (has_up && !a.gate.zero_points != !a.up.zero_points) {
-    return invalid("gate and up both have zero points, or neither has");
-  }
-  if (has_up && !a.product.has_activation) return invalid("two matrices need an activation");
-  error = take_results(results, has_up, a.product);
-  if (error.failure()) return error;
-
-  if (workspace == nullptr || decodes) {
-    error = whole_vectors("x", x);
-    if (error.failure()) return error;
-    return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
-  }
-  if (workspace_bytes < packed::kPartialBytes) {
-    return invalid("the workspace has " + std::to_string(workspace_bytes) +
-                   " bytes, but partial sums of a thread block take " +
-                   std::to_string(packed::kPartialBytes));
-  }
+  if (!streams) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 
-// A layer of few tokens, whose matrices all have one format.
-ffi::Error decode_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x,
-                             ffi::Buffer<ffi::DataType::S32> experts,
-                             ffi::Buffer<ffi::DataType::F32> weights, Sizes group_offset,
-                             ffi::AnyBuffer gate, ffi::AnyBuffer down, ffi::RemainingArgs operands,
-                             ffi::Result<ffi::BufferR1<ffi::DataType::U8>> workspace,
+ffi::Error streamed_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
+                               Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
+                               ffi::Result<ffi::BufferR1<ffi::U8>> workspace,
+                               ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return packed_dot(workspace->typed_data(), static_cast<int64_t>(workspace->size_bytes()), stream,
+                    x, values, group_sizes, group_offset, operands, results, attributes);
+}
+
+ffi::Error decoded_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
+                              Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
+                              ffi::RemainingRets results, ffi::Dictionary attributes) {
+  return packed_dot(nullptr, 0, stream, x, values, group_sizes, group_offset, operands, results,
+                    attributes);
+}
+
+// A layer of few tokens, whose matrices have one format. The values of wi_0 and of wo come first.
+ffi::Error decode_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> experts,
+                             Floats weights, Sizes group_offset, ffi::AnyBuffer gate,
+                             ffi::AnyBuffer down, ffi::RemainingArgs operands,
+                             ffi::Result<ffi::BufferR1<ffi::U8>> workspace,
                              ffi::RemainingRets results, ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  auto const format = asked.get<std::string_view>("format");
-  auto const group_size = asked.get<int32_t>("group_size");
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  if (asked.error().failure()) return asked.error();
-  auto const matrices = Shape<4>::of("the packed values", gate);
-  if (!matrices) return matrices.error();
-  Decoding all{};
-  auto error =
-      take({x, experts, weights, group_offset, results}, asked, given, matrices->size[0], all);
-  if (error.failure()) return error;
-  if (static_cast<int64_t>(workspace->size_bytes()) < packed::kPartialBytes) {
-    return invalid("the workspace is smaller than the partial sums of a thread block");
-  }
-  auto const take_matrices = [&](std::string const& prefix, ffi::AnyBuffer values,
-                                 packed::Arguments& to, packed::Matrices& taken) {
-    auto const& product = to.product;
-    auto const packing = Packing::of(format, group_size, values, product.k, product.n);
-    if (!packing) return packing.error();
-    if (packing->matrices != product.groups.local_groups) {
-      return invalid("the packed matrices differ in number");
-    }
-    to.format = packing->format;
-    taken = packing->take(given, prefix, values.untyped_data());
-    if (given.error().failure()) return given.error();
-    return packing->has_all(taken) ? ffi::Error::Success()
-                                   : invalid("scales of the packed matrices are missing");
+  Call call(attributes);
+  OptionalOperands optional(call, operands);
+  int const local_groups = call.size<4>("the packed values", gate)[0];
+  Decoding const all =
+      take({x, experts, weights, group_offset, results}, call, optional, local_groups);
+  if (call.failed()) return call.error();
+  auto const workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  expect_workspace(call, workspace_bytes);
+  auto const product = [&](mlp::GatedArguments const& of, ffi::AnyBuffer values,
+                           std::string const& name) {
+    auto const packing = Packing::of(call, values, of.k, of.n);
+    if (packing.matrices != local_groups) call.fail(name + " has another number of matrices");
+    packed::Arguments a{of, packing.format,    packing.group_size,      {},
+                        {}, packed::kManyRows, workspace->typed_data(), workspace_bytes};
+    if (!call.failed()) a.gate = packing.take(call, optional, name + "_", values.untyped_data());
+    return a;
   };
-  packed::Arguments a{}, b{};
-  a.product = all.hidden;
-  b.product = all.down;
-  error = take_matrices("wi_0_", gate, a, a.gate);
-  if (error.failure()) return error;
-  error = take_matrices("wo_", down, b, b.gate);
-  if (error.failure()) return error;
-  if (auto const up = given.buffer("wi_1_values")) {
-    error = take_matrices("wi_1_", *up, a, a.up);
-    if (error.failure()) return error;
+  packed::Arguments a = product(all.hidden, gate, "wi_0");
+  packed::Arguments const b = product(all.down, down, "wo");
+  if (!call.failed() && optional.has("wi_1_values")) {
+    a.up = product(all.hidden, optional.buffer("wi_1_values"), "wi_1").gate;
     if (!a.gate.zero_points != !a.up.zero_points) {
-      return invalid("gate and up both have zero points, or neither has");
+      call.fail("gate and up both have zero points, or neither has");
     }
   }
-  for (packed::Arguments* product : {&a, &b}) {
-    product->group_size = group_size;
-    product->tile_m = packed::kManyRows;
-    product->workspace = workspace->typed_data();
-    product->workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-    error = launched(packed::streamed_dot(*product, stream), "decode_packed_mlp");
+  if (call.failed()) return call.error();
+  for (packed::Arguments const* product : {&std::as_const(a), &b}) {
+    auto const error = launched(packed::streamed_dot(*product, stream), "decode_packed_mlp");
     if (error.failure()) return error;
   }
   return launched(rows::combine_rows(all.sum, stream), "decode_packed_mlp");
 }
 
-using Workspace = ffi::Result<ffi::BufferR1<ffi::DataType::U8>>;
-
-ffi::Error streamed_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer values,
-                               Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
-                               Workspace workspace, ffi::RemainingRets results,
-                               ffi::Dictionary attributes) {
-  return packed_dot(workspace->typed_data(), static_cast<int64_t>(workspace->size_bytes()), stream,
-                    x, values, group_sizes, group_offset, operands, results, attributes);
-}
-
-template <class... Arguments>
-ffi::Error decoded_packed_dot(cudaStream_t stream, Arguments... arguments) {
-  return packed_dot(nullptr, 0, stream, arguments...);
-}
-
 ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::RemainingArgs operands,
                            ffi::Result<ffi::AnyBuffer> out, ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  auto const format = asked.get<std::string_view>("format");
-  auto const group_size = asked.get<int32_t>("group_size");
-  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
-  if (asked.error().failure()) return asked.error();
-  auto const result = Shape<3>::of("the result", *out);
-  if (!result) return result.error();
-  if (result->batched || out->element_type() != ffi::DataType::BF16) {
-    return invalid("the result has to be bf16 [matrices, k, n]");
+  Call call(attributes);
+  OptionalOperands optional(call, operands);
+  auto const [matrices, k, n] = call.size<3>("the result", *out);
+  if (out->element_type() != ffi::DataType::BF16) {
+    call.fail("the result has to be bf16 [matrices, k, n]");
   }
-  auto const [matrices, k, n] = result->size;
-  auto const packing = Packing::of(format, group_size, values, k, n);
-  if (!packing) return packing.error();
-  if (packing->matrices != matrices) return invalid("the result does not fit the packed values");
-  packed::UnpackArguments a{packing->format, group_size, {}, out->untyped_data(), matrices, k, n};
-  a.packed = packing->take(given, "", values.untyped_data());
-  if (given.error().failure()) return given.error();
-  if (!packing->has_all(a.packed)) return invalid("scales of the packed matrices are missing");
+  auto const packing = Packing::of(call, values, k, n);
+  if (packing.matrices != matrices) call.fail("the result does not fit the packed values");
+  if (call.failed()) return call.error();
+  packed::UnpackArguments a{
+      packing.format, packing.group_size, {}, out->untyped_data(), matrices, k, n};
+  a.packed = packing.take(call, optional, "", values.untyped_data());
+  if (call.failed()) return call.error();
   return launched(packed::unpack(a, stream), "unpack_matrices");
 }
 
-auto with_operands() {
-  return on_stream()
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // values of the matrices, or of the gate
-      .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>()           // group_offset
-      .RemainingArgs();       // as `optional` names them
-}
+Handler<streamed_packed_dot> const streamed_handler{"streamed_packed_dot.v1"};
+Handler<decoded_packed_dot> const decoded_handler{"decoded_packed_dot.v1"};
+Handler<decode_packed_mlp> const decode_handler{"decode_packed_mlp.v1"};
+Handler<unpack_matrices> const unpack_handler{"unpack_matrices.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggDecodePackedMlp, jgg::decode_packed_mlp,
-                   jgg::on_stream()
-                       .Arg<jgg::ffi::AnyBuffer>()                        // x
-                       .Arg<jgg::ffi::Buffer<jgg::ffi::DataType::S32>>()  // experts
-                       .Arg<jgg::ffi::Buffer<jgg::ffi::DataType::F32>>()  // weights
-                       .Arg<jgg::Sizes>()                                 // group_offset
-                       .Arg<jgg::ffi::AnyBuffer>()                        // values of wi_0
-                       .Arg<jgg::ffi::AnyBuffer>()                        // values of wo
-                       .RemainingArgs()  // as the attribute `optional` names them
-                       .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
-                       .RemainingRets()  // y; hidden and its products, one a pair
-                       .Attrs());
-JGG_DEFINE_HANDLER(JggStreamedPackedDot, jgg::streamed_packed_dot,
-                   jgg::with_operands()
-                       .Ret<jgg::ffi::BufferR1<jgg::ffi::DataType::U8>>()
-                       .RemainingRets()  // the result; gate and up, if kept
-                       .Attrs());
-JGG_DEFINE_HANDLER(
-    JggDecodedPackedDot, [](auto... arguments) { return jgg::decoded_packed_dot(arguments...); },
-    jgg::with_operands()
-        .RemainingRets()  // the result; gate and up, if kept
-        .Attrs());
-JGG_DEFINE_HANDLER(JggUnpackMatrices, jgg::unpack_matrices,
-                   jgg::on_stream()
-                       .Arg<jgg::ffi::AnyBuffer>()  // values
-                       .RemainingArgs()             // as the attribute `optional` names them
-                       .Ret<jgg::ffi::AnyBuffer>()
-                       .Attrs());

@@ -1,13 +1,13 @@
-// Bindings of the FP8 quantisers. A result that is not wanted has no elements.
+// Bindings of the FP8 quantisers. A result that is not wanted is an array without elements.
 #include "quantize/quantize.h"
 
 #include <algorithm>
 #include <optional>
-#include <string>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "ffi/element_types.h"
+#include "ffi/groups.h"
 #include "ffi/row_blocks.h"
 #include "scheduler/ceil_div.h"
 
@@ -15,218 +15,179 @@ namespace jgg {
 namespace {
 
 using quantize::QuantizeFormat;
-using Scales = ffi::Result<ffi::Buffer<ffi::F32>>;
+using Scales = ffi::Result<Floats>;
 using Values = ffi::Result<ffi::AnyBuffer>;
 using Indices = ffi::Buffer<ffi::S32>;
 
-int blocks(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
+int blocks(int size) { return ceil_div(size, kScaleBlock); }
 
-// Sets the FP8 type that all forms of the result have.
-ffi::Error fp8_type(std::optional<ElementType> fp8, QuantizeFormat& format) {
-  if (!fp8) return invalid("no result is asked of a quantiser");
-  format.fp8 = *fp8;
-  return ffi::Error::Success();
+ElementType source_type(Call& call, ffi::AnyBuffer const& x) {
+  return call.type(x, kFloats, "the quantisers take bf16, f16 or f32");
 }
 
-ffi::Error source_type(ffi::AnyBuffer const& x, ElementType& type) {
-  if (element_type(x.element_type(), kFloats, type)) return ffi::Error::Success();
-  return invalid("the quantisers take bf16, f16 or f32");
-}
+// The forms of a result that are wanted, all in one FP8 type and in the batches of the operands.
+class Forms {
+ public:
+  Forms(Call& call, ffi::AnyBuffer const& x, int batches = 1)
+      : call_(call),
+        batches_(batches),
+        format_{source_type(call, x), {}, call.get<bool>("power_of_two")} {}
 
-// One form of a result: FP8 values and their scales, or neither.
-template <int kRank, int kScaleRank = kRank>
-struct Form {
-  uint8_t* values = nullptr;
-  float* scales = nullptr;
-
-  ffi::Error set(char const* name, Values buffer, Scales scale_buffer,
-                 std::array<int, kRank> expected, std::array<int, kScaleRank> expected_scales,
-                 int batches, std::optional<ElementType>& fp8) {
-    if (buffer->element_count() == 0) return ffi::Error::Success();
-    ElementType type;
-    if (!element_type(buffer->element_type(), kFloat8s, type)) {
-      return invalid("the quantisers return f8e4m3fn or f8e5m2");
+  // Sets the addresses of values and scales if this form is wanted.
+  template <size_t kRank, size_t kScaleRank>
+  void take(char const* name, Values values, Scales scales, std::array<int, kRank> expected,
+            std::array<int, kScaleRank> expected_scales, uint8_t*& q, float*& scale) {
+    if (values->element_count() == 0) return;
+    ElementType const type = call_.quantized_type(*values);
+    if (is_wanted_ && type != format_.fp8) call_.fail("both forms of a result have one FP8 type");
+    format_.fp8 = type;
+    is_wanted_ = true;
+    auto const shape = call_.shape<static_cast<int>(kRank)>(name, *values);
+    auto const scale_shape = call_.shape<static_cast<int>(kScaleRank)>("the scales", *scales);
+    if (shape.batches != batches_ || scale_shape.batches != batches_) {
+      call_.fail("a result does not have the batches of the operands");
     }
-    if (fp8 && *fp8 != type) return invalid("both forms of a result have one FP8 type");
-    fp8 = type;
-    auto const shape = Shape<kRank>::of(name, *buffer);
-    if (!shape) return shape.error();
-    auto const scale_shape = Shape<kScaleRank>::of("the scales", *scale_buffer);
-    if (!scale_shape) return scale_shape.error();
-    if (shape->batches != batches || scale_shape->batches != batches) {
-      return invalid("a result does not have the batches of the operands");
-    }
-    if (auto error = shape->expect(expected, batches); error.failure()) return error;
-    if (auto error = scale_shape->expect(expected_scales, batches); error.failure()) return error;
-    values = static_cast<uint8_t*>(buffer->untyped_data());
-    scales = scale_buffer->typed_data();
-    return ffi::Error::Success();
+    call_.expect(shape, expected, batches_);
+    call_.expect(scale_shape, expected_scales, batches_);
+    q = static_cast<uint8_t*>(values->untyped_data());
+    scale = scales->typed_data();
   }
+
+  QuantizeFormat const& format() const {
+    if (!is_wanted_) call_.fail("no result is asked of a quantiser");
+    return format_;
+  }
+
+ private:
+  Call& call_;
+  int batches_;
+  QuantizeFormat format_;
+  bool is_wanted_ = false;
 };
 
 // Quantises x, or its rows with the numbers `of` if these are given.
 ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
-                            Values values, Scales scales, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  auto const shape = Shape<2>::of("x", x);
-  if (!shape) return shape.error();
-  auto const [tokens, columns] = shape->size;
-  int rows = tokens;
+                            Values values, Scales scales, ffi::Dictionary attributes) {
+  Call call(attributes);
+  Forms forms(call, x);
+  auto const shape = call.shape<2>("x", x);
+  auto const [tokens, columns] = shape.size;
+  quantize::RowsArguments a{x.untyped_data(), nullptr, nullptr, tokens, columns};
   if (of) {
-    auto const of_shape = Shape<1>::of("rows", *of);
-    if (!of_shape) return of_shape.error();
-    if (shape->batched || of_shape->batched) return invalid("tokens have no batch dimension");
-    rows = of_shape->size[0];
+    if (shape.batched) call.fail("tokens have no batch dimension");
+    a.rows = call.size<1>("rows", *of)[0];
+    a.of = of->typed_data();
+    a.tokens = tokens;
   }
-  Form<2> form;
-  std::optional<ElementType> fp8;
-  for (auto error :
-       {form.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, 1, fp8),
-        fp8_type(fp8, format)}) {
-    if (error.failure()) return error;
-  }
-  quantize::RowsArguments arguments{x.untyped_data(), form.values, form.scales, rows, columns};
-  if (of) {
-    arguments.of = of->typed_data();
-    arguments.tokens = tokens;
-  }
-  return launched(quantize::quantize_rows(format, arguments, stream), "quantize_rows");
+  forms.take("values", values, scales, std::array{a.rows, columns},
+             std::array{a.rows, blocks(columns)}, a.q, a.scale);
+  auto const format = forms.format();
+  if (call.failed()) return call.error();
+  return launched(quantize::quantize_rows(format, a, stream), "quantize_rows");
 }
 
 ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
-                         bool power_of_two) {
-  return quantize_rows_of(stream, x, {}, values, scales, power_of_two);
+                         ffi::Dictionary attributes) {
+  return quantize_rows_of(stream, x, {}, values, scales, attributes);
 }
 
 ffi::Error quantize_tokens(cudaStream_t stream, ffi::AnyBuffer x, Indices rows, Values values,
-                           Scales scales, bool power_of_two) {
-  return quantize_rows_of(stream, x, rows, values, scales, power_of_two);
+                           Scales scales, ffi::Dictionary attributes) {
+  return quantize_rows_of(stream, x, rows, values, scales, attributes);
 }
 
 ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
-                           Values values_t, Scales scales_t, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  auto const shape = Shape<3>::of("x", x);
-  if (!shape) return shape.error();
-  auto const [matrices, rows, columns] = shape->size;
-  Form<3> plain, transposed;
-  std::optional<ElementType> fp8;
-  for (auto error : {plain.set("values", values, scales, {matrices, rows, columns},
-                               {matrices, blocks(rows), blocks(columns)}, 1, fp8),
-                     transposed.set("values_t", values_t, scales_t, {matrices, columns, rows},
-                                    {matrices, blocks(columns), blocks(rows)}, 1, fp8),
-                     fp8_type(fp8, format)}) {
-    if (error.failure()) return error;
-  }
-  return launched(
-      quantize::quantize_blocks(format,
-                                {x.untyped_data(), plain.values, plain.scales, transposed.values,
-                                 transposed.scales, matrices, rows, columns},
-                                stream),
-      "quantize_blocks");
+                           Values values_t, Scales scales_t, ffi::Dictionary attributes) {
+  Call call(attributes);
+  Forms forms(call, x);
+  auto const [matrices, rows, columns] = call.shape<3>("x", x).size;
+  int const down = blocks(rows), across = blocks(columns);
+  quantize::BlocksArguments a{x.untyped_data(), nullptr,  nullptr, nullptr,
+                              nullptr,          matrices, rows,    columns};
+  forms.take("values", values, scales, std::array{matrices, rows, columns},
+             std::array{matrices, down, across}, a.q, a.scale);
+  forms.take("values_t", values_t, scales_t, std::array{matrices, columns, rows},
+             std::array{matrices, across, down}, a.q_t, a.scale_t);
+  auto const format = forms.format();
+  if (call.failed()) return call.error();
+  return launched(quantize::quantize_blocks(format, a, stream), "quantize_blocks");
 }
 
 // Two stacks of matrices next to each other, each of them filled up with zeros to whole blocks.
 ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Values values,
-                           Scales scales, Values values_t, Scales scales_t, bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  if (x.element_type() != y.element_type()) return invalid("the stacks differ in type");
-  auto const shape = Shape<3>::of("x", x);
-  if (!shape) return shape.error();
-  auto const other = Shape<3>::of("y", y);
-  if (!other) return other.error();
-  auto const [matrices, rows, columns] = shape->size;
-  if (auto error = other->expect({matrices, rows, columns}, 1); error.failure()) return error;
-  int const padded = blocks(columns) * kScaleBlock, joined = 2 * padded;
-  Form<3> plain, transposed;
-  std::optional<ElementType> fp8;
-  for (auto error : {plain.set("values", values, scales, {matrices, rows, joined},
-                               {matrices, blocks(rows), 2 * blocks(columns)}, 1, fp8),
-                     transposed.set("values_t", values_t, scales_t, {matrices, joined, rows},
-                                    {matrices, 2 * blocks(columns), blocks(rows)}, 1, fp8),
-                     fp8_type(fp8, format)}) {
-    if (error.failure()) return error;
-  }
-  cudaError_t status = cudaSuccess;
-  for (int const half : {0, 1}) {
-    int64_t const first = half * padded, first_block = half * blocks(columns);
-    auto const at = [&](auto* data, int64_t offset) { return data ? data + offset : nullptr; };
-    quantize::BlocksArguments const arguments{(half ? y : x).untyped_data(),
-                                              at(plain.values, first),
-                                              at(plain.scales, first_block),
-                                              at(transposed.values, first * rows),
-                                              at(transposed.scales, first_block * blocks(rows)),
-                                              matrices,
-                                              rows,
-                                              columns,
-                                              joined};
-    if (status == cudaSuccess) status = quantize::quantize_blocks(format, arguments, stream);
-  }
+                           Scales scales, Values values_t, Scales scales_t,
+                           ffi::Dictionary attributes) {
+  Call call(attributes);
+  Forms forms(call, x);
+  if (x.element_type() != y.element_type()) call.fail("the stacks differ in type");
+  auto const [matrices, rows, columns] = call.shape<3>("x", x).size;
+  call.expect(call.shape<3>("y", y), {matrices, rows, columns}, 1);
+  int const down = blocks(rows), across = blocks(columns);
+  int const padded = across * kScaleBlock, joined = 2 * padded;
+  quantize::BlocksArguments a{x.untyped_data(), nullptr, nullptr, nullptr, nullptr,
+                              matrices,         rows,    columns, joined};
+  forms.take("values", values, scales, std::array{matrices, rows, joined},
+             std::array{matrices, down, 2 * across}, a.q, a.scale);
+  forms.take("values_t", values_t, scales_t, std::array{matrices, joined, rows},
+             std::array{matrices, 2 * across, down}, a.q_t, a.scale_t);
+  auto const format = forms.format();
+  if (call.failed()) return call.error();
+  cudaError_t status = quantize::quantize_blocks(format, a, stream);
+  a.x = y.untyped_data();
+  if (a.q) a.q += padded, a.scale += across;
+  if (a.q_t) a.q_t += int64_t(padded) * rows, a.scale_t += int64_t(across) * down;
+  if (status == cudaSuccess) status = quantize::quantize_blocks(format, a, stream);
   return launched(status, "quantize_joined");
 }
 
-ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> group_sizes,
-                           Values values, Scales scales, Values values_t, Scales scales_t,
-                           bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  auto const shape = Shape<2>::of("x", x);
-  if (!shape) return shape.error();
-  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
-  if (!sizes) return sizes.error();
-  int const batches = std::max(shape->batches, sizes->batches);
-  auto const [rows, columns] = shape->size;
-  if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
-  if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
+ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, Sizes group_sizes, Values values,
+                           Scales scales, Values values_t, Scales scales_t,
+                           ffi::Dictionary attributes) {
+  Call call(attributes);
+  auto const shape = call.shape<2>("x", x);
+  auto const sizes = call.shape<1>("group_sizes", group_sizes);
+  int const batches = std::max(shape.batches, sizes.batches), groups = sizes.size[0];
+  auto const [rows, columns] = shape.size;
+  call.expect(shape, {rows, columns}, batches);
+  call.expect(sizes, {groups}, batches);
 
   // One block of each group may be partial. This bound is always enough, and Python allocates it.
-  int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
+  int row_blocks = blocks(rows) + std::min(groups, rows);
   if (values_t->element_count() != 0) {
-    auto const shape_t = Shape<3>::of("values_t", *values_t);
-    if (!shape_t) return shape_t.error();
-    row_blocks = shape_t->size[0];
-    if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
+    row_blocks = call.shape<3>("values_t", *values_t).size[0];
+    expect_enough_blocks(call, rows, groups, row_blocks);
   }
-  Form<2> plain;
-  Form<3, 2> transposed;
-  std::optional<ElementType> fp8;
-  for (auto error :
-       {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, batches, fp8),
-        transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kScaleBlock},
-                       {row_blocks, columns}, batches, fp8),
-        fp8_type(fp8, format)}) {
-    if (error.failure()) return error;
-  }
-  return launched(quantize::quantize_ragged(
-                      format,
-                      {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
-                       transposed.values, transposed.scales, batches, shape->batched,
-                       sizes->batched, sizes->size[0], rows, columns, row_blocks},
-                      stream),
-                  "quantize_ragged");
+  quantize::RaggedArguments a{x.untyped_data(),
+                              group_sizes.typed_data(),
+                              nullptr,
+                              nullptr,
+                              nullptr,
+                              nullptr,
+                              batches,
+                              shape.batched,
+                              sizes.batched,
+                              groups,
+                              rows,
+                              columns,
+                              row_blocks};
+  Forms forms(call, x, batches);
+  forms.take("values", values, scales, std::array{rows, columns}, std::array{rows, blocks(columns)},
+             a.q, a.scale);
+  forms.take("values_t", values_t, scales_t, std::array{row_blocks, columns, kScaleBlock},
+             std::array{row_blocks, columns}, a.q_t, a.scale_t);
+  auto const format = forms.format();
+  if (call.failed()) return call.error();
+  return launched(quantize::quantize_ragged(format, a, stream), "quantize_ragged");
 }
 
 ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> window,
-                         ffi::Result<ffi::Buffer<ffi::F32>> maxima) {
-  ElementType source;
-  if (auto error = source_type(x, source); error.failure()) return error;
-  auto const shape = Shape<2>::of("x", x);
-  if (!shape) return shape.error();
-  auto const limits = Shape<1>::of("window", window);
-  if (!limits) return limits.error();
-  auto const found = Shape<2>::of("maxima", *maxima);
-  if (!found) return found.error();
-  auto const [rows, columns] = shape->size;
-  if (shape->batched || limits->batched || found->batched) {
-    return invalid("column_maxima has no batch dimension");
-  }
-  for (auto error : {limits->expect({2}, 1),
-                     found->expect({ceil_div(rows, quantize::kColumnRows), columns}, 1)}) {
-    if (error.failure()) return error;
-  }
+                         Scales maxima, ffi::Dictionary attributes) {
+  Call call(attributes);
+  auto const source = source_type(call, x);
+  auto const [rows, columns] = call.size<2>("x", x);
+  call.expect<1>("window", window, {2});
+  call.expect<2>("maxima", *maxima, {ceil_div(rows, quantize::kColumnRows), columns});
+  if (call.failed()) return call.error();
   return launched(
       quantize::column_maxima(
           source, {x.untyped_data(), window.typed_data(), maxima->typed_data(), rows, columns},
@@ -235,109 +196,47 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
 }
 
 // Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
-ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
-                             ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
-                             Values values_t, ffi::Result<ffi::Buffer<ffi::U8>> quantized,
-                             bool power_of_two) {
-  QuantizeFormat format{{}, {}, power_of_two};
-  if (auto error = source_type(x, format.source); error.failure()) return error;
-  auto const shape = Shape<2>::of("x", x);
-  if (!shape) return shape.error();
-  auto const index = Shape<1>::of("row_of", row_of);
-  if (!index) return index.error();
-  auto const scales = Shape<1>::of("scale", scale);
-  if (!scales) return scales.error();
-  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
-  if (!sizes) return sizes.error();
-  auto const blocks_t = Shape<3>::of("values_t", *values_t);
-  if (!blocks_t) return blocks_t.error();
-  if (shape->batched || index->batched || scales->batched || sizes->batched || blocks_t->batched) {
-    return invalid("quantize_gathered has no batch dimension");
-  }
-  auto const [tokens, columns] = shape->size;
-  int const rows = index->size[0], row_blocks = blocks_t->size[0];
-  for (auto error : {enough_blocks(rows, sizes->size[0], row_blocks), scales->expect({columns}, 1),
-                     blocks_t->expect({row_blocks, columns, kScaleBlock}, 1)}) {
-    if (error.failure()) return error;
-  }
-  if (!element_type(values_t->element_type(), kFloat8s, format.fp8)) {
-    return invalid("the quantisers return f8e4m3fn or f8e5m2");
-  }
-  quantize::GatheredArguments arguments{x.untyped_data(),
-                                        nullptr,
-                                        row_of.typed_data(),
-                                        scale.typed_data(),
-                                        group_sizes.typed_data(),
-                                        static_cast<uint8_t*>(values_t->untyped_data()),
-                                        tokens,
-                                        sizes->size[0],
-                                        rows,
-                                        columns,
-                                        row_blocks};
+// `quantized` is room for the tokens, or nothing.
+ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, Indices row_of, Floats scale,
+                             Sizes group_sizes, Values values_t,
+                             ffi::Result<ffi::Buffer<ffi::U8>> quantized,
+                             ffi::Dictionary attributes) {
+  Call call(attributes);
+  QuantizeFormat const format{source_type(call, x), call.quantized_type(*values_t),
+                              call.get<bool>("power_of_two")};
+  auto const [tokens, columns] = call.size<2>("x", x);
+  auto const [rows] = call.size<1>("row_of", row_of);
+  auto const [groups] = call.size<1>("group_sizes", group_sizes);
+  int const row_blocks = call.size<3>("values_t", *values_t)[0];
+  call.expect<1>("scale", scale, {columns});
+  call.expect<3>("values_t", *values_t, {row_blocks, columns, kScaleBlock});
+  expect_enough_blocks(call, rows, groups, row_blocks);
+  quantize::GatheredArguments a{x.untyped_data(),
+                                nullptr,
+                                row_of.typed_data(),
+                                scale.typed_data(),
+                                group_sizes.typed_data(),
+                                static_cast<uint8_t*>(values_t->untyped_data()),
+                                tokens,
+                                groups,
+                                rows,
+                                columns,
+                                row_blocks};
   if (quantized->element_count() != 0) {
-    auto const room = Shape<2>::of("quantized", *quantized);
-    if (!room) return room.error();
-    if (auto error = room->expect({tokens, arguments.quantized_pitch()}, 1); error.failure()) {
-      return error;
-    }
-    arguments.quantized = quantized->typed_data();
+    call.expect(call.shape<2>("quantized", *quantized), {tokens, a.quantized_pitch()}, 1);
+    a.quantized = quantized->typed_data();
   }
-  return launched(quantize::quantize_gathered(format, arguments, stream), "quantize_gathered");
+  if (call.failed()) return call.error();
+  return launched(quantize::quantize_gathered(format, a, stream), "quantize_gathered");
 }
+
+Handler<quantize_rows> const rows_handler{"quantize_rows.v1"};
+Handler<quantize_tokens> const tokens_handler{"quantize_tokens.v1"};
+Handler<quantize_blocks> const blocks_handler{"quantize_blocks.v1"};
+Handler<quantize_joined> const joined_handler{"quantize_joined.v1"};
+Handler<quantize_ragged> const ragged_handler{"quantize_ragged.v1"};
+Handler<column_maxima> const maxima_handler{"column_maxima.v1"};
+Handler<quantize_gathered> const gathered_handler{"quantize_gathered.v2"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggQuantizeRows, jgg::quantize_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeTokens, jgg::quantize_tokens,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<jgg::Indices>()                     // rows
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeBlocks, jgg::quantize_blocks,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeJoined, jgg::quantize_joined,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::AnyBuffer>()              // y
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggQuantizeRagged, jgg::quantize_ragged,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                       .Ret<xla::ffi::AnyBuffer>()              // values
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                       .Attr<bool>("power_of_two"));
-JGG_DEFINE_HANDLER(JggColumnMaxima, jgg::column_maxima,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()                // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // window
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // maxima
-JGG_DEFINE_HANDLER(JggQuantizeGathered, jgg::quantize_gathered,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
-                       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                       .Ret<xla::ffi::AnyBuffer>()              // values_t
-                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // room, or nothing
-                       .Attr<bool>("power_of_two"));

@@ -2,208 +2,123 @@
 #include "ragged/ragged_dot.h"
 
 #include <array>
-#include <utility>
 
-#include "ffi/attributes.h"
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "ffi/element_types.h"
-#include "ffi/float32_workspace.h"
 #include "ffi/groups.h"
-#include "ffi/partial_sums.h"
+#include "ffi/workspace.h"
 #include "ragged/parts_workspace.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
-
-// The attributes of a product. Attributes with a default belong to some products only.
-struct RaggedAttributes {
-  bool transpose_lhs;
-  bool transpose_rhs;
-  TileConfig tile;
-  int terms;  // see accuracy_of()
-  bool zeroes_unowned;
-  int max_sms;
-
-  static ffi::ErrorOr<RaggedAttributes> of(ffi::Dictionary attributes) {
-    Attributes given(attributes);
-    RaggedAttributes const asked{
-        given.get<bool>("transpose_lhs"), given.get<bool>("transpose_rhs"),        given.tile(),
-        given.get<int32_t>("terms", 0),   given.get<bool>("zeroes_unowned", true), given.max_sms()};
-    if (given.error().failure()) return ffi::Unexpected(given.error());
-    return asked;
-  }
-};
 
 std::array<int, 2> matrix(int rows, int columns, bool transpose) {
   return transpose ? std::array<int, 2>{columns, rows} : std::array<int, 2>{rows, columns};
 }
 
-// The part that the products have in common: types, pointers, group sizes, and how operands lie in
-// memory.
-ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
-                            ffi::ErrorOr<GroupSizes> const& groups, RaggedAttributes const& asked,
-                            RaggedDotArguments& arguments) {
-  if (!groups) return groups.error();
+// Takes over the workspace and what is asked of float32 operands, once the sizes are known. The
+// workspace is where the parts of float32 operands and partial sums go: XLA plans it with its own
+// temporaries, and its address outlives a captured graph.
+void use_workspace(Call& call, WorkspaceResult workspace, TileConfig tile, RaggedDotArguments& a) {
+  int const terms = call.get<int32_t>("terms", 0);
+  set_workspace(workspace, a);
+  if (tile.kind == KernelKind::kStreamK) expect_room_for_sums(call, a.workspace_bytes, tile);
+  if (a.type != ElementType::kF32) return;
+  a.accuracy = accuracy_of(call, terms);
+  if (call.failed() || tile.kind == KernelKind::kSwapped) return;  // that kind splits on the way
+  expect_room_for_parts(call, a.workspace_bytes, RaggedWorkspace(a).bytes());
+}
+
+// The arguments of either product. Attributes with a default belong to some products only.
+template <bool kContracting>
+RaggedDotArguments arguments_of(Call& call, TileConfig tile, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                                Sizes group_sizes, Sizes group_offset, ffi::AnyBuffer out,
+                                WorkspaceResult workspace) {
+  RaggedDotArguments a{};
+  a.contracting = kContracting;
+  a.transpose_lhs = call.get<bool>("transpose_lhs");
+  a.transpose_rhs = call.get<bool>("transpose_rhs");
+  a.max_sms = call.max_sms();
+  bool const zeroes_unowned = call.get<bool>("zeroes_unowned", true);
+  auto const lhs_shape = call.shape<2>("lhs", lhs);
+  auto const rhs_shape = call.shape<kContracting ? 2 : 3>("rhs", rhs);
+  auto const out_shape = call.shape<kContracting ? 3 : 2>("out", out);
+  int const batches = out_shape.batches;
+  int local_groups, m;
+  if constexpr (kContracting) {
+    m = lhs_shape.size[a.transpose_lhs ? 1 : 0];
+    local_groups = out_shape.size[0], a.k = out_shape.size[1], a.n = out_shape.size[2];
+    call.expect(rhs_shape, matrix(m, a.n, a.transpose_rhs), batches);
+  } else {
+    m = out_shape.size[0], a.n = out_shape.size[1];
+    local_groups = rhs_shape.size[0], a.k = lhs_shape.size[a.transpose_lhs ? 0 : 1];
+    auto const [rows, columns] = matrix(a.k, a.n, a.transpose_rhs);
+    call.expect(rhs_shape, {local_groups, rows, columns}, batches);
+  }
+  call.expect(lhs_shape, matrix(m, a.k, a.transpose_lhs), batches);
+  a.groups = groups_of(call, group_sizes, group_offset, batches, local_groups, m,
+                       kContracting || zeroes_unowned);
   if (rhs.element_type() != lhs.element_type() ||
-      !are_products(lhs.element_type(), out.element_type(), arguments.type, arguments.out_type)) {
-    return invalid("the kernels multiply bf16, f16 or f32 into the same type or f32");
+      !are_products(lhs.element_type(), out.element_type(), a.type, a.out_type)) {
+    call.fail("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
-  for (auto error : {operand_vectors("lhs", lhs), operand_vectors("rhs", rhs),
-                     whole_vectors("the result", out)}) {
-    if (error.failure()) return error;
-  }
-  arguments.lhs = lhs.untyped_data();
-  arguments.rhs = rhs.untyped_data();
-  arguments.out = out.untyped_data();
-  arguments.groups = *groups;
-  arguments.transpose_lhs = asked.transpose_lhs;
-  arguments.transpose_rhs = asked.transpose_rhs;
-  arguments.max_sms = asked.max_sms;
-  return ffi::Error::Success();
+  call.expect_operand_vectors("lhs", lhs);
+  call.expect_operand_vectors("rhs", rhs);
+  call.expect_vectors("the result", out);
+  a.lhs = lhs.untyped_data();
+  a.rhs = rhs.untyped_data();
+  a.out = out.untyped_data();
+  a.lhs_batched = lhs_shape.batched;
+  a.rhs_batched = rhs_shape.batched;
+  use_workspace(call, workspace, tile, a);
+  return a;
 }
 
-ffi::ErrorOr<RaggedDotArguments> noncontracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                                                          Sizes group_sizes, Sizes group_offset,
-                                                          ffi::AnyBuffer out,
-                                                          RaggedAttributes const& asked) {
-  auto const lhs_shape = Shape<2>::of("lhs", lhs);
-  if (!lhs_shape) return ffi::Unexpected(lhs_shape.error());
-  auto const rhs_shape = Shape<3>::of("rhs", rhs);
-  if (!rhs_shape) return ffi::Unexpected(rhs_shape.error());
-  auto const out_shape = Shape<2>::of("out", out);
-  if (!out_shape) return ffi::Unexpected(out_shape.error());
-
-  RaggedDotArguments arguments{};
-  auto const [m, n] = out_shape->size;
-  int const k = lhs_shape->size[asked.transpose_lhs ? 0 : 1], local_groups = rhs_shape->size[0];
-  int const batches = out_shape->batches;
-  auto const groups =
-      groups_of(group_sizes, group_offset, batches, local_groups, m, asked.zeroes_unowned);
-  for (auto error :
-       {common_arguments(lhs, rhs, out, groups, asked, arguments),
-        lhs_shape->expect(matrix(m, k, asked.transpose_lhs), batches),
-        rhs_shape->expect({local_groups, asked.transpose_rhs ? n : k, asked.transpose_rhs ? k : n},
-                          batches)}) {
-    if (error.failure()) return ffi::Unexpected(error);
-  }
-  arguments.lhs_batched = lhs_shape->batched;
-  arguments.rhs_batched = rhs_shape->batched;
-  arguments.k = k;
-  arguments.n = n;
-  arguments.contracting = false;
-  return arguments;
-}
-
-ffi::ErrorOr<RaggedDotArguments> contracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                                                       Sizes group_sizes, Sizes group_offset,
-                                                       ffi::AnyBuffer out,
-                                                       RaggedAttributes const& asked) {
-  auto const lhs_shape = Shape<2>::of("lhs", lhs);
-  if (!lhs_shape) return ffi::Unexpected(lhs_shape.error());
-  auto const rhs_shape = Shape<2>::of("rhs", rhs);
-  if (!rhs_shape) return ffi::Unexpected(rhs_shape.error());
-  auto const out_shape = Shape<3>::of("out", out);
-  if (!out_shape) return ffi::Unexpected(out_shape.error());
-
-  RaggedDotArguments arguments{};
-  auto const [local_groups, k, n] = out_shape->size;
-  int const m = lhs_shape->size[asked.transpose_lhs ? 1 : 0], batches = out_shape->batches;
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  for (auto error : {common_arguments(lhs, rhs, out, groups, asked, arguments),
-                     lhs_shape->expect(matrix(m, k, asked.transpose_lhs), batches),
-                     rhs_shape->expect(matrix(m, n, asked.transpose_rhs), batches)}) {
-    if (error.failure()) return ffi::Unexpected(error);
-  }
-  arguments.lhs_batched = lhs_shape->batched;
-  arguments.rhs_batched = rhs_shape->batched;
-  arguments.k = k;
-  arguments.n = n;
-  arguments.contracting = true;
-  return arguments;
-}
-
-// Takes over the workspace and what is asked of float32 operands, once the sizes are known.
-ffi::Error use_workspace(WorkspaceResult workspace, RaggedAttributes const& asked,
-                         RaggedDotArguments& arguments) {
-  arguments.workspace = workspace->typed_data();
-  arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (asked.tile.kind == KernelKind::kStreamK) {
-    if (auto error = sums_fit(arguments.workspace_bytes, asked.tile); error.failure()) return error;
-  }
-  if (arguments.type != ElementType::kF32) return ffi::Error::Success();
-  auto const accuracy = accuracy_of(asked.terms);
-  if (!accuracy) return accuracy.error();
-  arguments.accuracy = *accuracy;
-  if (asked.tile.kind == KernelKind::kSwapped) return ffi::Error::Success();  // splits on the way
-  return parts_fit(arguments.workspace_bytes, RaggedWorkspace(arguments).bytes());
-}
-
-ffi::Error on_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                             Sizes group_sizes, Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                             WorkspaceResult workspace, ffi::Dictionary attributes) {
-  auto const asked = RaggedAttributes::of(attributes);
-  if (!asked) return asked.error();
-  auto arguments = noncontracting_arguments(lhs, rhs, group_sizes, group_offset, *out, *asked);
-  if (!arguments) return arguments.error();
-  if (auto error = use_workspace(workspace, *asked, *arguments); error.failure()) return error;
-  return launched(ragged_noncontracting(asked->tile, *arguments, stream), "ragged_noncontracting");
-}
-
-ffi::Error on_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+ffi::Error noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                           Sizes group_sizes, Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                           WorkspaceResult workspace, ffi::Dictionary attributes) {
-  auto const asked = RaggedAttributes::of(attributes);
-  if (!asked) return asked.error();
-  auto arguments = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, *asked);
-  if (!arguments) return arguments.error();
-  if (auto error = use_workspace(workspace, *asked, *arguments); error.failure()) return error;
-  return launched(ragged_contracting(asked->tile, *arguments, stream), "ragged_contracting");
+  Call call(attributes);
+  TileConfig const tile = call.tile();
+  auto const a =
+      arguments_of<false>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
+  if (call.failed()) return call.error();
+  return launched(ragged_noncontracting(tile, a, stream), "ragged_noncontracting");
 }
 
-ffi::Error on_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyBuffer lhs,
-                         ffi::AnyBuffer rhs, Sizes group_sizes, Sizes group_offset,
-                         ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
-                         ffi::Dictionary attributes) {
-  auto const asked = RaggedAttributes::of(attributes);
-  if (!asked) return asked.error();
-  auto arguments = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, *asked);
-  if (!arguments) return arguments.error();
-  if (arguments->type == ElementType::kF32 || arguments->out_type != ElementType::kF32) {
-    return invalid("the kernels add products of bf16 or f16 to f32");
-  }
-  if (accumulator.untyped_data() != arguments->out) {
-    return invalid("the accumulator is not aliased to the result");
-  }
-  arguments->accumulate = true;
-  if (auto error = use_workspace(workspace, *asked, *arguments); error.failure()) return error;
-  return launched(ragged_contracting(asked->tile, *arguments, stream), "ragged_accumulate");
+ffi::Error contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                       Sizes group_sizes, Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
+                       WorkspaceResult workspace, ffi::Dictionary attributes) {
+  Call call(attributes);
+  TileConfig const tile = call.tile();
+  auto const a =
+      arguments_of<true>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
+  if (call.failed()) return call.error();
+  return launched(ragged_contracting(tile, a, stream), "ragged_contracting");
 }
-
-// The buffers that all products have. The workspace is where the parts of float32 operands and
-// partial sums go: XLA plans it with its own temporaries, and its address outlives a captured
-// graph.
-template <class Operands>
-auto with_operands(Operands operands) {
-  return std::move(operands)
-      .template Arg<ffi::AnyBuffer>()        // lhs
-      .template Arg<ffi::AnyBuffer>()        // rhs
-      .template Arg<Sizes>()                 // group_sizes
-      .template Arg<Sizes>()                 // group_offset
-      .template Ret<ffi::AnyBuffer>()        // out
-      .template Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attrs();
-}
-
-auto binding() { return with_operands(on_stream()); }
 
 // The result is aliased to the accumulator.
-auto accumulate_binding() { return with_operands(on_stream().Arg<ffi::AnyBuffer>()); }
+ffi::Error accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyBuffer lhs,
+                      ffi::AnyBuffer rhs, Sizes group_sizes, Sizes group_offset,
+                      ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                      ffi::Dictionary attributes) {
+  Call call(attributes);
+  TileConfig const tile = call.tile();
+  auto a = arguments_of<true>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
+  if (a.type == ElementType::kF32 || a.out_type != ElementType::kF32) {
+    call.fail("the kernels add products of bf16 or f16 to f32");
+  }
+  if (accumulator.untyped_data() != a.out) {
+    call.fail("the accumulator is not aliased to the result");
+  }
+  if (call.failed()) return call.error();
+  a.accumulate = true;
+  return launched(ragged_contracting(tile, a, stream), "ragged_accumulate");
+}
+
+Handler<noncontracting> const noncontracting_handler{"ragged_noncontracting.v4"};
+Handler<contracting> const contracting_handler{"ragged_contracting.v4"};
+Handler<accumulate> const accumulate_handler{"ragged_accumulate.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggRaggedNoncontracting, jgg::on_noncontracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggRaggedContracting, jgg::on_contracting, jgg::binding());
-JGG_DEFINE_HANDLER(JggRaggedAccumulate, jgg::on_accumulate, jgg::accumulate_binding());

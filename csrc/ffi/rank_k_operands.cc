@@ -1,100 +1,76 @@
 #include "ffi/rank_k_operands.h"
 
+#include <array>
 #include <string>
-
-#include "ffi/stacks.h"
 
 namespace jgg {
 namespace {
 
-// Operand number `index`, which has to be of `type`, for a stack of `matrices`.
-ffi::ErrorOr<RankKScales> scales(ffi::RemainingArgs const& operands, size_t index,
-                                 ffi::DataType type, int matrices) {
-  auto const buffer = operands.get<ffi::AnyBuffer>(index);
-  if (!buffer) return ffi::Unexpected(buffer.error());
-  size_t const count = buffer->element_count();
-  if (buffer->element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
-    return ffi::Unexpected(
-        invalid("scales have an element for each matrix, or one, of the kernels' type"));
+// The scales in a buffer that has to be of `type`, for a stack of `matrices`.
+RankKScales scales(Call& call, ffi::AnyBuffer const& buffer, ffi::DataType type, int matrices) {
+  size_t const count = buffer.element_count();
+  if (buffer.element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
+    call.fail("scales have an element for each matrix, or one, of the kernels' type");
   }
-  return RankKScales{buffer->untyped_data(), count == 1 ? 0 : 1};
+  return {buffer.untyped_data(), count == 1 ? 0 : 1};
 }
 
 }  // namespace
 
-ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
-                                                       ffi::RemainingRets const& results,
-                                                       RankKForm form,
-                                                       std::optional<ffi::DataType> scale_type) {
-  auto const unexpected = [](std::string const& message) {
-    return ffi::Unexpected(invalid(message));
-  };
+std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& operands,
+                                         ffi::RemainingRets const& results, RankKForm form,
+                                         std::optional<ffi::DataType> scale_type) {
   size_t const count = results.size(), first_diagonal = form.has_c ? 2 * count : count;
   size_t const first = first_diagonal + (form.has_diagonal ? count : 0);
   size_t const first_c = first + (form.two_operands ? 2 * count : count);
   if (count == 0 || operands.size() != first_c + (form.has_c ? count : 0)) {
-    return unexpected("every operand has as many stacks as there are results");
+    call.fail("every operand has as many stacks as there are results");
   }
   std::vector<RankKBuffers> stacks;
-  for (size_t i = 0; i < count; ++i) {
-    auto out = results.get<ffi::AnyBuffer>(i);
-    if (!out) return ffi::Unexpected(out.error());
-    auto const out_shape = StackShape::of(**out);
-    if (!out_shape) return ffi::Unexpected(out_shape.error());
-    auto const a = operands.get<ffi::AnyBuffer>(first + i);
-    if (!a) return ffi::Unexpected(a.error());
-    auto const shape = StackShape::of(*a);
-    if (!shape) return ffi::Unexpected(shape.error());
+  for (size_t i = 0; i < count && !call.failed(); ++i) {
+    auto const operand = [&](size_t index) { return *operands.get<ffi::AnyBuffer>(index); };
+    auto const of_result = " of result " + std::to_string(i);
+    ffi::AnyBuffer const a = operand(first + i), out = **results.get<ffi::AnyBuffer>(i);
+    auto const shape = call.size<3>("an operand", a), of_out = call.size<3>("a result", out);
 
     RankKBuffers stack{};
-    stack.a = a->untyped_data();
-    stack.out = (*out)->untyped_data();
-    stack.type = a->element_type();
-    stack.out_type = (*out)->element_type();
-    stack.matrices = shape->count;
-    stack.n = form.transpose ? shape->columns : shape->rows;
-    stack.k = form.transpose ? shape->rows : shape->columns;
+    stack.a = a.untyped_data();
+    stack.out = out.untyped_data();
+    stack.type = a.element_type();
+    stack.out_type = out.element_type();
+    stack.matrices = shape[0];
+    stack.n = shape[form.transpose ? 2 : 1];
+    stack.k = shape[form.transpose ? 1 : 2];
     if ((i > 0 && (stack.type != stacks[0].type || stack.out_type != stacks[0].out_type)) ||
-        !(*out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
-      return unexpected("result " + std::to_string(i) + " does not fit its operand");
+        of_out != std::array{stack.matrices, stack.n, stack.n}) {
+      call.fail("result " + std::to_string(i) + " does not fit its operand");
     }
     ffi::DataType const type = scale_type.value_or(stack.type);
-    auto const alpha = scales(operands, i, type, stack.matrices);
-    if (!alpha) return ffi::Unexpected(alpha.error());
-    auto const beta = scales(operands, form.has_c ? count + i : i, type, stack.matrices);
-    if (!beta) return ffi::Unexpected(beta.error());
-    auto const diagonal =
-        scales(operands, form.has_diagonal ? first_diagonal + i : i, type, stack.matrices);
-    if (!diagonal) return ffi::Unexpected(diagonal.error());
-    stack.alpha = *alpha;
-    stack.beta = *beta;
-    stack.diagonal = *diagonal;
+    stack.alpha = scales(call, operand(i), type, stack.matrices);
+    stack.beta = scales(call, operand(form.has_c ? count + i : i), type, stack.matrices);
+    stack.diagonal =
+        scales(call, operand(form.has_diagonal ? first_diagonal + i : i), type, stack.matrices);
     stack.c = stack.out;
     if (form.two_operands) {
-      auto const b = operands.get<ffi::AnyBuffer>(first + count + i);
-      if (!b) return ffi::Unexpected(b.error());
-      auto const b_shape = StackShape::of(*b);
-      if (!b_shape) return ffi::Unexpected(b_shape.error());
-      if (b->element_type() != stack.type || !(*b_shape == *shape)) {
-        return unexpected("a and b of result " + std::to_string(i) + " differ");
+      ffi::AnyBuffer const b = operand(first + count + i);
+      if (b.element_type() != stack.type || call.size<3>("an operand", b) != shape) {
+        call.fail("a and b" + of_result + " differ");
       }
-      stack.b = b->untyped_data();
+      stack.b = b.untyped_data();
     }
     if (form.has_c) {
-      auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
-      if (!c) return ffi::Unexpected(c.error());
-      if (form.updates_c && c->untyped_data() != stack.out) {
-        return unexpected("c of result " + std::to_string(i) + " is not aliased to it");
+      ffi::AnyBuffer const c = operand(first_c + i);
+      if (form.updates_c && c.untyped_data() != stack.out) {
+        call.fail("c" + of_result + " is not aliased to it");
       }
-      auto const c_shape = StackShape::of(*c);
-      if (!c_shape) return ffi::Unexpected(c_shape.error());
-      if (c->element_type() != stack.out_type || !(*c_shape == *out_shape)) {
-        return unexpected("c of result " + std::to_string(i) + " differs from it");
+      if (c.element_type() != stack.out_type || call.size<3>("an operand", c) != of_out) {
+        call.fail("c" + of_result + " differs from it");
       }
-      stack.c = c->untyped_data();
+      stack.c = c.untyped_data();
     }
     stacks.push_back(stack);
   }
+  if (call.failed()) stacks.clear();
   return stacks;
 }
 

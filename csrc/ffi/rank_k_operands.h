@@ -5,9 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "ffi/buffers.h"
+#include "ffi/call.h"
 #include "rank_k/rank_k.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 
@@ -42,23 +41,25 @@ struct RankKForm {
   bool updates_c = true;  // whether c and the result are the same memory
 };
 
+// Reads the attributes of all stacks into the arguments of either family of kernels.
+template <class Arguments>
+RankKForm form_of(Call& call, Arguments& arguments) {
+  RankKForm const form{call.get<bool>("two_operands"), call.get<bool>("has_c"),
+                       call.get<bool>("transpose")};
+  arguments.uplo = call.get<bool>("upper") ? Uplo::kUpper : Uplo::kLower;
+  arguments.other = call.get<bool>("symmetrize") ? OtherTriangle::kMirrored
+                    : form.has_c                 ? OtherTriangle::kKept
+                                                 : OtherTriangle::kZero;
+  arguments.adds_c = form.has_c;
+  arguments.transpose = form.transpose;
+  return form;
+}
+
 // Operands: alpha; beta if there is a c; the diagonal if there is one; a; b of two operands; c if
 // it is added or kept. Each is a list with one for every result. Types are those of the first stack
-// for all, and `scale_type`, or that of a, for the scales.
-ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
-                                                       ffi::RemainingRets const& results,
-                                                       RankKForm form,
-                                                       std::optional<ffi::DataType> scale_type);
-
-// Sets the attributes of all stacks in the arguments of either family of kernels.
-template <class Arguments>
-void set_update(bool has_c, bool transpose, bool upper, bool symmetrize, Arguments& arguments) {
-  arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  arguments.other = symmetrize ? OtherTriangle::kMirrored
-                    : has_c    ? OtherTriangle::kKept
-                               : OtherTriangle::kZero;
-  arguments.adds_c = has_c;
-  arguments.transpose = transpose;
-}
+// for all, and `scale_type`, or that of a, for the scales. Empty if the call has failed.
+std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& operands,
+                                         ffi::RemainingRets const& results, RankKForm form,
+                                         std::optional<ffi::DataType> scale_type);
 
 }  // namespace jgg

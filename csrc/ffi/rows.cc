@@ -1,77 +1,56 @@
-// Bindings of the kernels that sort and move rows. Operands have the batch dimension, or are the
-// same for all batches.
+// Bindings of the kernels that sort and move rows. An operand has a batch dimension, or all batches
+// share it.
 #include "rows/rows.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
+#include <type_traits>
 
 #include "ffi/bindings.h"
-#include "ffi/buffers.h"
-#include "rows/sort_by_expert.h"
+#include "ffi/call.h"
+#include "ffi/element_types.h"
 
 namespace jgg {
 namespace {
 
 using rows::Batched;
-using rows::ElementType;
 using Int32 = ffi::Buffer<ffi::S32>;
+using Result = ffi::Result<ffi::AnyBuffer>;
 
-ffi::Error element_type_of_rows(ffi::AnyBuffer const& x, ElementType& type, int& bytes) {
-  bytes = 2;
-  switch (x.element_type()) {
-    case ffi::DataType::BF16:
-      type = ElementType::kBf16;
-      return ffi::Error::Success();
-    case ffi::DataType::F16:
-      type = ElementType::kF16;
-      return ffi::Error::Success();
-    case ffi::DataType::F32:
-      type = ElementType::kF32;
-      bytes = 4;
-      return ffi::Error::Success();
-    default:
-      return invalid("the kernels move rows of bf16, f16 or f32");
-  }
+ElementType moved_type(Call& call, ffi::AnyBuffer const& x) {
+  return call.type(x, kFloats, "the kernels move rows of bf16, f16 or f32");
 }
 
-// Whether elements are FP8, which is only moved: two bytes as a number of 16 bits.
-bool has_fp8(ffi::AnyBuffer const& x) {
-  return x.element_type() == ffi::DataType::F8E4M3FN || x.element_type() == ffi::DataType::F8E5M2;
-}
-
-// The operands and the result of a call, checked against each other one by one; the first that does
-// not fit is the error.
-class Checker {
+// A call of so many batches.
+class RowsCall : public Call {
  public:
-  explicit Checker(int batches) : batches_(batches) {
+  using Call::Call;
+
+  void set_batches(int batches) {
+    batches_ = batches;
     if (batches > kMostRowBatches) {
-      fail(invalid("rows of " + std::to_string(batches) + " batches, more than " +
-                   std::to_string(kMostRowBatches)));
+      fail("rows of " + std::to_string(batches) + " batches, more than " +
+           std::to_string(kMostRowBatches));
     }
   }
 
-  // The address of a buffer of the expected size, and how far its batches are apart.
+  // The address of an operand of the expected size, and how far its batches are apart.
+  // For `T` void that is in bytes.
   template <class T, class Buffer, size_t kRank>
-  Batched<T> take(char const* name, Buffer const& buffer, std::array<int, kRank> expected,
-                  int64_t element_stride = 1) {
-    auto const shape = Shape<static_cast<int>(kRank)>::of(name, buffer);
-    if (!shape) return fail(shape.error()), Batched<T>{};
-    if (auto error = shape->expect(expected, batches_); error.failure())
-      return fail(error), Batched<T>{};
-    int64_t stride = element_stride;
+  Batched<T> take(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
+    auto const found = shape<static_cast<int>(kRank)>(name, buffer);
+    expect(found, expected, batches_);
+    int64_t stride = std::is_void_v<T> ? ffi::ByteWidth(buffer.element_type()) : 1;
     for (int const size : expected) stride *= size;
-    return {static_cast<T*>(buffer.untyped_data()), shape->batched ? stride : 0};
+    return {static_cast<T*>(buffer.untyped_data()), found.batched ? stride : 0};
   }
 
   // A result has all batches.
   template <class T, class Buffer, size_t kRank>
   T* result(char const* name, Buffer& buffer, std::array<int, kRank> expected) {
-    auto const shape = Shape<static_cast<int>(kRank)>::of(name, buffer);
-    if (!shape) return fail(shape.error()), nullptr;
-    if (shape->batches != batches_) return fail(invalid("a result lacks batches")), nullptr;
-    if (auto error = shape->expect(expected, batches_); error.failure())
-      return fail(error), nullptr;
+    auto const found = shape<static_cast<int>(kRank)>(name, buffer);
+    if (found.batches != batches_) fail("a result lacks batches");
+    expect(found, expected, batches_);
     return static_cast<T*>(buffer.untyped_data());
   }
 
@@ -79,218 +58,156 @@ class Checker {
   void take_optional(ffi::RemainingArgs const& operands, bool weighted, int tokens, int choices,
                      Batched<float const>& weights, Batched<int const>& count) {
     size_t const most = (weighted ? 1 : 0) + 1;
-    if (operands.size() > most) return fail(invalid("there are more operands than expected"));
+    if (operands.size() > most) fail("there are more operands than expected");
     if (weighted) {
-      auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(0);
-      if (!buffer) return fail(buffer.error());
+      auto const buffer = operands.get<Floats>(0);
+      if (!buffer) return fail(buffer.error().message());
       weights = take<float const>("weights", *buffer, std::array{tokens, choices});
     }
     if (operands.size() == most) {
       auto const buffer = operands.get<Int32>(most - 1);
-      if (!buffer) return fail(buffer.error());
+      if (!buffer) return fail(buffer.error().message());
       count = take<int const>("count", *buffer, std::array{1});
     }
   }
 
-  void fail(ffi::Error error) {
-    if (error_.success()) error_ = std::move(error);
-  }
-
-  ffi::Error const& error() const { return error_; }
-
  private:
-  int batches_;
-  ffi::Error error_ = ffi::Error::Success();
+  int batches_ = 1;
 };
 
-ffi::Error gather_arguments(ffi::AnyBuffer const& x, Int32 const& index,
-                            ffi::RemainingArgs const& operands, ffi::AnyBuffer& y, int32_t divisor,
-                            bool weighted, rows::GatherArguments& arguments) {
-  auto const tokens = Shape<2>::of("x", x);
-  if (!tokens) return tokens.error();
-  auto const copies = Shape<2>::of("the result", y);
-  if (!copies) return copies.error();
-  auto const [rows, columns] = copies->size;
-  if (divisor < 1) return invalid("divisor has to be positive");
-  if (y.element_type() != x.element_type()) return invalid("x and the result have one type");
-  Checker checker(copies->batches);
-  checker.fail(is_size("the number of pairs", int64_t(tokens->size[0]) * divisor));
-  int bytes;
-  bool const is_fp8 = has_fp8(x);
-  if (is_fp8 && (weighted || columns % 2 != 0 || x.element_type() != y.element_type())) {
-    return invalid("FP8 rows are copied as they are, two columns at a time");
-  }
-  if (is_fp8) {
-    arguments.shape.type = ElementType::kBf16, bytes = 1;
+rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, Int32 const& index,
+                                       ffi::RemainingArgs const& operands, ffi::AnyBuffer& y) {
+  rows::GatherArguments a{};
+  auto const tokens = call.shape<2>("x", x), copies = call.shape<2>("the result", y);
+  auto const [rows, columns] = copies.size;
+  auto const weighted = call.get<bool>("weighted");
+  auto const divisor = call.get<int32_t>("divisor");
+  a.divisor = divisor;
+  a.tokens = tokens.size[0];
+  if (divisor < 1) call.fail("divisor has to be positive");
+  if (y.element_type() != x.element_type()) call.fail("x and the result have one type");
+  call.set_batches(copies.batches);
+  call.expect_size("the number of pairs", int64_t(a.tokens) * divisor);
+  a.shape.columns = columns;
+  if (ElementType fp8; element_type(x.element_type(), kFloat8s, fp8)) {
+    // Two elements as a number of 16 bits.
+    a.shape.type = ElementType::kBf16;
+    a.shape.columns = columns / 2;
+    if (weighted || columns % 2 != 0) {
+      call.fail("FP8 rows are copied as they are, two columns at a time");
+    }
   } else {
-    checker.fail(element_type_of_rows(x, arguments.shape.type, bytes));
+    a.shape.type = moved_type(call, x);
   }
-  arguments.shape.columns = is_fp8 ? columns / 2 : columns;
-  arguments.shape.batches = copies->batches;
-  arguments.tokens = tokens->size[0];
-  arguments.divisor = divisor;
-  arguments.rows.rows = rows;
-  arguments.x = checker.take<void const>("x", x, std::array{arguments.tokens, columns}, bytes);
-  arguments.index = checker.take<int const>("the indices", index, std::array{rows});
-  checker.take_optional(operands, weighted, arguments.tokens, divisor, arguments.weights,
-                        arguments.rows.count);
-  arguments.y = y.untyped_data();
-  return checker.error();
+  a.shape.batches = copies.batches;
+  a.rows.rows = rows;
+  a.x = call.take<void const>("x", x, std::array{a.tokens, columns});
+  a.index = call.take<int const>("the indices", index, std::array{rows});
+  call.take_optional(operands, weighted, a.tokens, divisor, a.weights, a.rows.count);
+  a.y = y.untyped_data();
+  return a;
 }
 
 ffi::Error gather_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index,
-                       ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> y, int32_t divisor,
-                       bool weighted) {
-  rows::GatherArguments arguments{};
-  auto error = gather_arguments(x, index, operands, *y, divisor, weighted, arguments);
-  if (error.failure()) return error;
-  return launched(rows::gather_rows(arguments, stream), "gather_rows");
+                       ffi::RemainingArgs operands, Result y, ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  auto const a = gather_arguments(call, x, index, operands, *y);
+  if (call.failed()) return call.error();
+  return launched(rows::gather_rows(a, stream), "gather_rows");
 }
 
 ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int32 row_of_pair,
-                         ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> y,
-                         int32_t divisor, bool weighted) {
-  rows::DispatchArguments arguments{};
-  auto error = gather_arguments(x, index, operands, *y, divisor, weighted, arguments.gather);
-  if (error.failure()) return error;
-  auto const pairs = Shape<2>::of("the rows of pairs", row_of_pair);
-  if (!pairs) return pairs.error();
-  rows::GatherArguments const& gather = arguments.gather;
-  int const choices = pairs->size[1];
-  if (weighted && choices != divisor) return invalid("every pair has a weight, or none has");
-  Checker checker(gather.shape.batches);
-  arguments.pairs.row =
-      checker.take<int const>("the rows of pairs", row_of_pair, std::array{gather.tokens, choices});
-  if (checker.error().failure()) return checker.error();
-  arguments.pairs.weights = gather.weights;
-  arguments.pairs.tokens = gather.tokens;
-  arguments.pairs.choices = choices;
-  return launched(rows::dispatch_rows(arguments, stream), "dispatch_rows");
+                         ffi::RemainingArgs operands, Result y, ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  rows::DispatchArguments a{gather_arguments(call, x, index, operands, *y), {}};
+  int const choices = call.shape<2>("the rows of pairs", row_of_pair).size[1];
+  if (call.get<bool>("weighted") && choices != static_cast<int>(a.gather.divisor)) {
+    call.fail("every pair has a weight, or none has");
+  }
+  a.pairs.row =
+      call.take<int const>("the rows of pairs", row_of_pair, std::array{a.gather.tokens, choices});
+  a.pairs.weights = a.gather.weights;
+  a.pairs.tokens = a.gather.tokens;
+  a.pairs.choices = choices;
+  if (call.failed()) return call.error();
+  return launched(rows::dispatch_rows(a, stream), "dispatch_rows");
 }
 
 ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair,
-                        ffi::RemainingArgs operands, ffi::Result<ffi::AnyBuffer> x, bool weighted) {
-  auto const copies = Shape<2>::of("rows", y);
-  if (!copies) return copies.error();
-  auto const pairs = Shape<2>::of("the rows of pairs", row_of_pair);
-  if (!pairs) return pairs.error();
-  auto const sums = Shape<2>::of("the result", *x);
-  if (!sums) return sums.error();
-  if (x->element_type() != y.element_type()) return invalid("rows and the result have one type");
-  auto const [rows, columns] = copies->size;
-  auto const [tokens, choices] = pairs->size;
-  Checker checker(sums->batches);
-  rows::CombineArguments arguments{};
-  int bytes;
-  checker.fail(element_type_of_rows(y, arguments.shape.type, bytes));
-  arguments.shape.columns = columns;
-  arguments.shape.batches = sums->batches;
-  arguments.rows.rows = rows;
-  arguments.pairs.tokens = tokens;
-  arguments.pairs.choices = choices;
-  arguments.y = checker.take<void const>("rows", y, std::array{rows, columns}, bytes);
-  arguments.pairs.row =
-      checker.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
-  checker.take_optional(operands, weighted, tokens, choices, arguments.pairs.weights,
-                        arguments.rows.count);
-  arguments.x = checker.result<void>("the result", *x, std::array{tokens, columns});
-  if (checker.error().failure()) return checker.error();
-  return launched(rows::combine_rows(arguments, stream), "combine_rows");
+                        ffi::RemainingArgs operands, Result x, ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  auto const sums = call.shape<2>("the result", *x);
+  auto const [rows, columns] = call.shape<2>("rows", y).size;
+  auto const [tokens, choices] = call.shape<2>("the rows of pairs", row_of_pair).size;
+  if (x->element_type() != y.element_type()) call.fail("rows and the result have one type");
+  call.set_batches(sums.batches);
+  rows::CombineArguments a{};
+  a.shape.type = moved_type(call, y);
+  a.shape.columns = columns;
+  a.shape.batches = sums.batches;
+  a.rows.rows = rows;
+  a.pairs.tokens = tokens;
+  a.pairs.choices = choices;
+  a.y = call.take<void const>("rows", y, std::array{rows, columns});
+  a.pairs.row = call.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
+  call.take_optional(operands, call.get<bool>("weighted"), tokens, choices, a.pairs.weights,
+                     a.rows.count);
+  a.x = call.result<void>("the result", *x, std::array{tokens, columns});
+  if (call.failed()) return call.error();
+  return launched(rows::combine_rows(a, stream), "combine_rows");
 }
 
 ffi::Error row_dots(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Int32 row_of_pair,
-                    ffi::RemainingArgs operands, ffi::Result<ffi::Buffer<ffi::F32>> weights) {
-  auto const copies = Shape<2>::of("rows", y);
-  if (!copies) return copies.error();
-  auto const dots = Shape<2>::of("the result", *weights);
-  if (!dots) return dots.error();
-  auto const [rows, columns] = copies->size;
-  auto const [tokens, choices] = dots->size;
-  Checker checker(dots->batches);
-  rows::DotsArguments arguments{};
-  int bytes;
-  checker.fail(element_type_of_rows(x, arguments.shape.type, bytes));
-  if (x.element_type() != y.element_type()) return invalid("x and rows have one element type");
-  arguments.shape.columns = columns;
-  arguments.shape.batches = dots->batches;
-  arguments.rows.rows = rows;
-  arguments.pairs.tokens = tokens;
-  arguments.pairs.choices = choices;
-  arguments.x = checker.take<void const>("x", x, std::array{tokens, columns}, bytes);
-  arguments.y = checker.take<void const>("rows", y, std::array{rows, columns}, bytes);
-  arguments.pairs.row =
-      checker.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
-  checker.take_optional(operands, false, tokens, choices, arguments.pairs.weights,
-                        arguments.rows.count);
-  arguments.weights = weights->typed_data();
-  if (checker.error().failure()) return checker.error();
-  return launched(rows::row_dots(arguments, stream), "row_dots");
+                    ffi::RemainingArgs operands, ffi::Result<Floats> weights,
+                    ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  auto const dots = call.shape<2>("the result", *weights);
+  auto const [rows, columns] = call.shape<2>("rows", y).size;
+  auto const [tokens, choices] = dots.size;
+  if (x.element_type() != y.element_type()) call.fail("x and rows have one element type");
+  call.set_batches(dots.batches);
+  rows::DotsArguments a{};
+  a.shape.type = moved_type(call, x);
+  a.shape.columns = columns;
+  a.shape.batches = dots.batches;
+  a.rows.rows = rows;
+  a.pairs.tokens = tokens;
+  a.pairs.choices = choices;
+  a.x = call.take<void const>("x", x, std::array{tokens, columns});
+  a.y = call.take<void const>("rows", y, std::array{rows, columns});
+  a.pairs.row = call.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
+  call.take_optional(operands, false, tokens, choices, a.pairs.weights, a.rows.count);
+  a.weights = weights->typed_data();
+  if (call.failed()) return call.error();
+  return launched(rows::row_dots(a, stream), "row_dots");
 }
 
 ffi::Error sort_by_expert(cudaStream_t stream, Int32 expert, ffi::Result<Int32> order,
                           ffi::Result<Int32> inverse, ffi::Result<Int32> group_sizes,
-                          ffi::Result<Int32> workspace) {
-  auto const pairs = Shape<1>::of("the experts", expert);
-  if (!pairs) return pairs.error();
-  auto const sizes = Shape<1>::of("the group sizes", *group_sizes);
-  if (!sizes) return sizes.error();
-  auto const counts = Shape<2>::of("the workspace", *workspace);
-  if (!counts) return counts.error();
-  int const experts = sizes->size[0], blocks = counts->size[0];
-  Checker checker(pairs->batches);
-  rows::SortArguments arguments{};
-  arguments.expert = expert.typed_data();
-  arguments.order = checker.result<int>("the order", *order, pairs->size);
-  arguments.inverse = checker.result<int>("the inverse", *inverse, pairs->size);
-  arguments.group_sizes = checker.result<int>("the group sizes", *group_sizes, sizes->size);
-  arguments.workspace =
-      checker.result<int>("the workspace", *workspace, std::array{blocks, experts + 1});
-  if (checker.error().failure()) return checker.error();
-  arguments.batches = pairs->batches;
-  arguments.pairs = pairs->size[0];
-  arguments.experts = experts;
-  arguments.blocks = blocks;
-  return launched(rows::sort_by_expert(arguments, stream), "sort_by_expert");
+                          ffi::Result<Int32> workspace, ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  auto const pairs = call.shape<1>("the experts", expert);
+  auto const sizes = call.shape<1>("the group sizes", *group_sizes);
+  call.set_batches(pairs.batches);
+  rows::SortArguments a{};
+  a.batches = pairs.batches;
+  a.pairs = pairs.size[0];
+  a.experts = sizes.size[0];
+  a.blocks = call.shape<2>("the workspace", *workspace).size[0];
+  a.expert = expert.typed_data();
+  a.order = call.result<int>("the order", *order, pairs.size);
+  a.inverse = call.result<int>("the inverse", *inverse, pairs.size);
+  a.group_sizes = call.result<int>("the group sizes", *group_sizes, sizes.size);
+  a.workspace = call.result<int>("the workspace", *workspace, std::array{a.blocks, a.experts + 1});
+  if (call.failed()) return call.error();
+  return launched(rows::sort_by_expert(a, stream), "sort_by_expert");
 }
+
+Handler<gather_rows> const gather_handler{"gather_rows.v1"};
+Handler<dispatch_rows> const dispatch_handler{"dispatch_rows.v1"};
+Handler<combine_rows> const combine_handler{"combine_rows.v1"};
+Handler<row_dots> const dots_handler{"row_dots.v1"};
+Handler<sort_by_expert> const sort_handler{"sort_by_expert.v1"};
 
 }  // namespace
 }  // namespace jgg
-
-JGG_DEFINE_HANDLER(JggGatherRows, jgg::gather_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // rows
-                       .Attr<int32_t>("divisor")
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggDispatchRows, jgg::dispatch_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // x
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // rows
-                       .Attr<int32_t>("divisor")
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggCombineRows, jgg::combine_rows,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()              // rows
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                       .RemainingArgs()                         // weights, count
-                       .Ret<xla::ffi::AnyBuffer>()              // sums
-                       .Attr<bool>("weighted"));
-JGG_DEFINE_HANDLER(JggRowDots, jgg::row_dots,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::AnyBuffer>()                // x
-                       .Arg<xla::ffi::AnyBuffer>()                // rows
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // rows of pairs
-                       .RemainingArgs()                           // count
-                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // inner products
-JGG_DEFINE_HANDLER(JggSortByExpert, jgg::sort_by_expert,
-                   jgg::on_stream()
-                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // experts
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // order
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // inverse
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // group_sizes
-                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>());  // workspace

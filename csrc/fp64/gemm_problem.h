@@ -1,4 +1,4 @@
-// A list of unequal products: their tiles, and what they are products of.
+// A list of unequal products: their tiles, and the operands of each tile.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct GemmList {
     bool adds_c;
   };
 
-  // Without steps past the last tile of this block.
+  // The block's tile of a round; it has no steps past the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     return Schedule(params.runs, params.count, params.units).tile(round, blockIdx.x, gridDim.x);
   }

@@ -1,8 +1,6 @@
 // Everything about a kernel that is known at compile time: tile, warps, stages, shared memory.
 #pragma once
 
-#include <cstdint>
-
 #include "fp64/element.h"
 #include "types.h"
 

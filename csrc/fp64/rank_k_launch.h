@@ -1,9 +1,8 @@
-// From run-time arguments to one compiled kernel, and its launches.
+// Selects the compiled kernel by the run-time arguments, and launches it.
 #pragma once
 
 #include <algorithm>
 #include <memory>
-#include <type_traits>
 
 #include "dispatch.h"
 #include "fp64/launch_blocks.h"

@@ -1,5 +1,5 @@
-// One triangle of alpha A A^T or alpha (A B^T + B A^T), or the Hermitian forms: its tiles, and the
-// factors of each tile.
+// One triangle of alpha A A^T or alpha (A B^T + B A^T), or of the Hermitian forms: its tiles, and
+// the factors of each tile.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ struct RankKProblem {
     OtherTriangle other;
   };
 
-  // Without steps past the last tile of this block.
+  // The block's tile of a round; it has no steps past the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     Schedule const schedule(params.runs, params.run_count, params.units, params.uplo);
     return schedule.tile(round, blockIdx.x, gridDim.x);

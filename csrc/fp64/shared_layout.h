@@ -1,7 +1,6 @@
-// The layout of shared memory, in which no access of a warp needs one bank for two addresses.
+// The layout of operands in shared memory, which has no bank conflicts: no access of a warp needs
+// one bank for two addresses.
 #pragma once
-
-#include <cstdint>
 
 #include "fp64/kernel_config.h"
 
@@ -39,7 +38,7 @@ struct PanelLayout {
   }
 
   // The offset of the element 8 `rows` and 4 `quads` away from the one at `offset`, whose row is
-  // below 8 and whose k below 4, but for multiples of 32 rows. If both are constants, this is
+  // below 8 and whose k below 4, except for multiples of 32 rows. If both are constants, this is
   // an exclusive or and an immediate.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
     if constexpr (kTransposed) {

@@ -56,6 +56,9 @@ struct GroupedGemmArguments {
 
 // Bytes of workspace that float32 operands need.
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
+// Splits these into the workspace. `parts` becomes the same products with pointers to the parts.
+cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArguments& parts,
+                           cudaStream_t stream);
 
 // kNotCompiled if there is no such kernel.
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,

@@ -1,11 +1,10 @@
-#include "grouped/parts.h"
-
-#include "parts/listed_prepare.h"
+#include "grouped/grouped_gemm.h"
+#include "parts/listed_workspace.h"
 
 namespace jgg {
 namespace {
 
-// All of lhs, then all of rhs.
+// The lhs of all problems, then the rhs of all.
 std::vector<parts::MatrixStack> operands_of(GroupedGemmArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (GroupedGemmProblem const& problem : arguments.problems) {

@@ -1,8 +1,7 @@
-// Products of lists of float32 operands: split, then multiplied as their parts.
+// Launches products of lists of float32 operands: splits the operands, then multiplies their parts.
 #pragma once
 
 #include "grouped/launch.h"
-#include "grouped/parts.h"
 #include "parts/listed.h"
 #include "sm90/mainloop/parts.h"
 

@@ -133,9 +133,9 @@ struct PairedArguments {
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
-// kNotCompiled if there is no such kernel. Those for groups of few rows have all
-// of it. activated_ragged_dot is the part of it with biases, without up, or with another function
-// than a sigmoid; it takes rows in the order of x alone.
+// kNotCompiled if there is no such kernel. Kernels for groups of few rows (kSwapped) take all
+// arguments. The kernels of activated_ragged_dot take biases, no up, or another function than a
+// sigmoid, but no `rows`.
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
 cudaError_t activated_ragged_dot(TileConfig config, GatedArguments const& arguments,

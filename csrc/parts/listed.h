@@ -10,11 +10,11 @@
 namespace jgg::parts {
 
 // `Base` is the problem of float16 operands, made with `terms` times the steps. To it, the low part
-// of each matrix is one more matrix that follows it. Its `matrix` numbers the matrix of a tile
+// of each matrix is one more matrix that follows it. `Base::matrix` numbers the matrix of a tile
 // among all of a launch.
 //
-// First come both products with a low part, in turn step by step, so that the second finds in L2
-// what the first has read. The products of high parts follow.
+// The products with a low part come first. Their steps alternate, so that the second product finds
+// in L2 what the first has read. The products of high parts follow.
 template <class Base>
 struct ListedParts : Base {
   using Config = typename Base::Config;

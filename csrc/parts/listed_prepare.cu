@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "parts/listed_prepare.h"
+#include "parts/listed_workspace.h"
 #include "parts/vector.h"
 #include "scheduler/warp.h"
 

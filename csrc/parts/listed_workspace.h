@@ -1,6 +1,8 @@
 // The layout of the parts of lists of float32 operands in the workspace.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -43,5 +45,10 @@ class ListedWorkspace {
   int64_t bytes_to_clear_;
   std::vector<StackParts> parts_;
 };
+
+// Fills `workspace` from the stacks that it was laid out for with the largest magnitude of each
+// matrix, and the parts: a memory set and two kernels, or two for every so many stacks.
+cudaError_t prepare(std::vector<MatrixStack> const& stacks, ListedWorkspace const& workspace,
+                    cudaStream_t stream);
 
 }  // namespace jgg::parts

@@ -1,9 +1,10 @@
-// From run-time arguments to the passes and the kernel of a product of float32 operands.
+// Launches the passes and the kernels of products of float32 operands.
 #pragma once
 
+#include "ragged/contracting.h"
 #include "ragged/launch.h"
+#include "ragged/noncontracting.h"
 #include "ragged/parts.h"
-#include "ragged/parts_prepare.h"
 #include "ragged/tiles.h"
 #include "sm90/mainloop/parts.h"
 
@@ -27,6 +28,21 @@ cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
       },
       OneTileOf<Float32Tiles>{config}, OneOf<false>{arguments.transpose_lhs},
       TransposesRhs{arguments.transpose_rhs});
+}
+
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
+template <ElementType>
+cudaError_t noncontracting_parts(TileConfig config, RaggedDotArguments const& arguments,
+                                 cudaStream_t stream) {
+  return launch_parts<RaggedNoncontracting, Major::kK, Flag>(config, arguments, stream);
+}
+
+// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
+template <ElementType>
+cudaError_t contracting_parts(TileConfig config, RaggedDotArguments const& arguments,
+                              cudaStream_t stream) {
+  if (arguments.accumulate) return kNotCompiled;
+  return launch_parts<RaggedContracting, Major::kMN, OneOf<false>>(config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

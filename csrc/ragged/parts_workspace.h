@@ -49,4 +49,13 @@ class RaggedWorkspace {
   bool owners_batched_;
 };
 
+namespace sm90 {
+
+// Fills `workspace` from the operands: who owns each row, the largest magnitude of each group, and
+// the parts. A memory set and three kernels, whatever the operands.
+cudaError_t prepare(RaggedDotArguments const& arguments, RaggedWorkspace const& workspace,
+                    cudaStream_t stream);
+
+}  // namespace sm90
+
 }  // namespace jgg

@@ -1,10 +1,12 @@
-// The epilogue of symmetric results: scales, adds C, and stores a tile in blocks of 64 x 64, each
-// to its place and, transposed or as zeros, to the mirrored place. As in the epilogue of the ragged
-// products, a 16-bit result is packed and stored while the next tile is being multiplied.
+// The epilogue of symmetric results: scales, adds C, and stores a tile in blocks of 64 x 64. Each
+// block goes to its place, and its transpose or zeros go to the mirrored place. As in the epilogue
+// of the ragged products, a 16-bit result is packed and stored while the next tile is being
+// multiplied.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
 
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
@@ -350,7 +352,7 @@ class TriangularEpilogue {
       for (int i = 0; i < 4; ++i) {
         uint32_t other = 0;
         if (mirrored) {
-          other = transposed(source[i == 1 ? 2 : i == 2 ? 1 : i]);
+          cute::SM75_U32x1_MOVM_T::copy(source[i == 1 ? 2 : i == 2 ? 1 : i], other);
         } else if (params_.other == OtherTriangle::kKept && !inside) {
           other = kept(warp * 16 + i % 2 * 8 + row, pair * 16 + i / 2 * 8 + column);
         }
@@ -367,13 +369,6 @@ class TriangularEpilogue {
                                       *reinterpret_cast<cute::uint128_t*>(image));
       }
     }
-  }
-
-  // Transposes 8 x 8 elements in the registers of a warp.
-  __device__ static uint32_t transposed(uint32_t pair) {
-    uint32_t result;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-    return result;
   }
 
   // Two neighbours of C in the block on the diagonal.

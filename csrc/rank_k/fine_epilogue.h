@@ -1,10 +1,11 @@
-// The epilogue of symmetric results in fine tiles. There is no next tile whose products would hide
-// it, so what counts is how soon it ends: warps store what they hold on their own, without barriers
-// between them, and not by TMA, which takes a thousand cycles for a block.
+// The epilogue of symmetric results in fine tiles. No next tile has products that would hide this
+// epilogue, so it has to be short. Each warp stores the rows that it holds without waiting for
+// other warps, and not by TMA, which takes a thousand cycles for a block.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
 
+#include <cute/arch/copy_sm75.hpp>
 #include <cute/arch/copy_sm90.hpp>
 
 #include "rank_k/rank_k.h"
@@ -14,7 +15,7 @@
 
 namespace jgg::sm90 {
 
-// Without C and beside zeros if `kPlain`, as the parameters say if not.
+// `kPlain` results have no C, and zeros in the other triangle. Otherwise the parameters say.
 template <class Problem, bool kPlain>
 class FineEpilogue {
   using Config = typename Problem::Config;
@@ -188,8 +189,8 @@ class FineEpilogue {
     }
   }
 
-  // A block on the diagonal beside its mirror image, or beside what C has there. 16 rows by 16
-  // columns are on one side, or on the diagonal themselves, where their halves by 8 are.
+  // A block on the diagonal, whose other triangle is its mirror image, or what C has there. 16 rows
+  // by 16 columns are on one side, or on the diagonal themselves, where their halves by 8 are.
   template <class Value>
   __device__ void store_beside_others(Value const& value, DiagonalMasks const& masks,
                                       uint8_t* staging, int first) const {
@@ -201,7 +202,7 @@ class FineEpilogue {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (mirrored) {
-          beside[i] = transposed(two[i == 1 ? 2 : i == 2 ? 1 : i]);
+          cute::SM75_U32x1_MOVM_T::copy(two[i == 1 ? 2 : i == 2 ? 1 : i], beside[i]);
         } else {
           int const row = first + warp() * kWarpRows + i % 2 * 8 + lane() / 4;
           int const column = first + index * 16 + i / 2 * 8 + lane() % 4 * 2;
@@ -262,13 +263,6 @@ class FineEpilogue {
     }
     copy_out<kPerRow>(address, column, row + warp() * kWarpRows, first, end, 0, kPerRow);
     __syncwarp();
-  }
-
-  // Transposes 8 x 8 elements in the registers of a warp.
-  __device__ static uint32_t transposed(uint32_t pair) {
-    uint32_t result;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-    return result;
   }
 
   // A block of 32-bit results off the diagonal, and its mirror image.

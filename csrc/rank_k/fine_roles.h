@@ -1,5 +1,5 @@
-// The roles of symmetric updates in fine tiles, a block for each: a thread copies, two warpgroups
-// multiply and store, sharing the squares of a diagonal unit.
+// The roles of symmetric updates in fine tiles, with one thread block for each tile. A thread
+// copies, and two warpgroups multiply and store. They share the squares of a diagonal unit.
 #pragma once
 
 #include "rank_k/fine_epilogue.h"
@@ -57,9 +57,9 @@ __device__ void consume_fine(typename Problem::Params const& params, WorkTile co
 }
 
 // A kernel as short as these is half over when all is set up: what is read first are its
-// instructions, so the way to the first loads is short, and results without C beside zeros,
-// `kPlain`, have a kernel without the rest. Finding the tile takes longer than the barriers of the
-// cluster, so that it is done before these are waited for.
+// instructions, so the way to the first loads is short, and `kPlain` results (no C, zeros in
+// the other triangle) have a kernel without the rest. Finding the tile takes longer than the
+// cluster's barriers, so it is done before they are waited for.
 template <class Problem, class Loop, bool kPlain>
 struct FineRoles {
   using Config = typename Problem::Config;

@@ -1,11 +1,10 @@
-#include "rank_k/parts.h"
-
-#include "parts/listed_prepare.h"
+#include "parts/listed_workspace.h"
+#include "rank_k/rank_k.h"
 
 namespace jgg {
 namespace {
 
-// All of a, then all of b if there is one.
+// Operand a of all stacks, then operand b of all, if there is one.
 std::vector<parts::MatrixStack> operands_of(RankKArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (auto operand : {&RankKStack::a, &RankKStack::b}) {

@@ -1,9 +1,8 @@
-// Updates of float32 operands: split, then multiplied as their parts.
+// Launches updates of float32 operands: splits the operands, then multiplies their parts.
 #pragma once
 
 #include "parts/listed.h"
 #include "rank_k/launch.h"
-#include "rank_k/parts.h"
 #include "sm90/mainloop/parts.h"
 
 namespace jgg::sm90 {

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cute/arch/copy_sm90_desc.hpp>
 
 #include "multiprocessors.h"
 #include "parts/terms.h"
 #include "rank_k/epilogue.h"
-#include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_fine.h"
@@ -15,6 +15,14 @@
 #include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
+
+// alpha, beta or the diagonal of a stack: a float for each matrix, or one for all.
+struct MatrixScales {
+  float const* values;
+  int stride;
+
+  __device__ float const& at(int matrix) const { return values[matrix * stride]; }
+};
 
 // Both sides of the product are rows of the same operands, so they have the same major.
 // `kNarrowSteps` are the steps of a narrow tile that its mainloop takes from one stage.
@@ -93,7 +101,7 @@ struct RankK {
   // By one thread. The first loads would wait for their descriptors.
   __device__ static void prefetch_descriptors(Params const& params) {
     for (CUtensorMap const* descriptor : {&params.descriptors[0].a, &params.descriptors[0].b}) {
-      asm volatile("prefetch.tensormap [%0];" ::"l"(descriptor) : "memory");
+      cute::prefetch_tma_descriptor(descriptor);
     }
   }
 

@@ -58,6 +58,9 @@ struct RankKArguments {
 
 // Bytes of workspace that float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
+// Splits these into the workspace. `parts` becomes the same updates with pointers to the parts.
+cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
+                           cudaStream_t stream);
 
 // kNotCompiled if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);

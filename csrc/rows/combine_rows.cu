@@ -22,9 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   int64_t const first_pair = token * pairs.choices;
   int const* const row_of = pairs.row.data ? pairs.row.of(batch) + first_pair : nullptr;
   float const* const weight_of = kWeighted ? pairs.weights.of(batch) + first_pair : nullptr;
-  auto const* const y = reinterpret_cast<T const*>(static_cast<char const*>(arguments.y.data) +
-                                                   batch * arguments.y.stride) +
-                        column;
+  auto const* const y = arguments.y.as<T>(batch) + column;
   sm90::await_previous();
   float sum[Part::kElements] = {};
   for (int first = 0; first < pairs.choices; first += kAtOnce) {

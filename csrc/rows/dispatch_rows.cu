@@ -1,5 +1,5 @@
-// Copies tokens to rows, token by token: each is read once, however many copies there are and
-// whatever fits into the cache.
+// Copies tokens to rows, token by token. Each token is read once, even if it is copied several
+// times and does not stay in the cache.
 #include "rows/vector.h"
 
 namespace jgg::rows {
@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 
   int64_t const token = place.row;
   int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
-  auto const* const x =
-      reinterpret_cast<T const*>(static_cast<char const*>(gather.x.data) + batch * gather.x.stride);
+  auto const* const x = gather.x.as<T>(batch);
   T* const y =
       static_cast<T*>(gather.y) + static_cast<int64_t>(batch) * gather.rows.rows * columns + column;
   Part part{};

@@ -1,4 +1,4 @@
-// Copies tokens to rows, row by row: for indices of which the inverse is not known.
+// Copies tokens to rows, row by row, if the inverse of the indices is not known.
 #include <algorithm>
 
 #include "rows/vector.h"
@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) source[i] = first + i < rows ? __ldg(index + i) : ~0u;
 
-  auto const* const x = reinterpret_cast<T const*>(static_cast<char const*>(arguments.x.data) +
-                                                   batch * arguments.x.stride);
+  auto const* const x = arguments.x.as<T>(batch);
   Part part[kAtOnce];
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {

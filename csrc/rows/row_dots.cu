@@ -1,5 +1,5 @@
-// Inner products of every token with its rows: the gradient of the weights of a sum. A warp has a
-// token, and its lanes' sums are added up in the same order every time.
+// Inner products of every token with its rows: the gradient of the weights of a weighted sum of
+// rows. A warp computes a token, and the sums of its lanes are always added up in the same order.
 #include "rows/vector.h"
 
 namespace jgg::rows {
@@ -17,11 +17,8 @@ __global__ void __launch_bounds__(kThreads) row_dots_kernel(DotsArguments argume
 
   unsigned const rows = valid_rows(arguments.rows, batch);
   int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
-  auto const* const x = reinterpret_cast<T const*>(static_cast<char const*>(arguments.x.data) +
-                                                   batch * arguments.x.stride) +
-                        token * columns;
-  auto const* const y = reinterpret_cast<T const*>(static_cast<char const*>(arguments.y.data) +
-                                                   batch * arguments.y.stride);
+  auto const* const x = arguments.x.as<T>(batch) + token * columns;
+  auto const* const y = arguments.y.as<T>(batch);
   float* const weights =
       arguments.weights + (static_cast<int64_t>(batch) * pairs.tokens + token) * pairs.choices;
   for (int first = 0; first < pairs.choices; first += kAtOnce) {

@@ -1,18 +1,18 @@
-// The kernels that move rows of a mixture-of-experts layer, as the bindings see them.
+// The interface of the kernels that sort and move rows of a mixture-of-experts layer.
 //
-// A token has `choices` pairs, (token, choice), and a pair at most one row of [rows, columns]:
-// its expert's copy of the token. Three functions of tokens x, rows y and weights w are the partial
-// derivatives of the sum of w[t, c] <x[t], y[row of (t, c)]> over all pairs that have a row:
-// `dispatch_rows` that by y, `combine_rows` that by x and `row_dots` that by w.
+// A token has `choices` pairs (token, choice). A pair has at most one row of [rows, columns], which
+// is its expert's copy of the token. Let f be the sum of w[t, c] <x[t], y[row of (t, c)]> over all
+// pairs that have a row, with tokens x, rows y and weights w. `dispatch_rows` computes the partial
+// derivative of f by y, `combine_rows` that by x, and `row_dots` that by w.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-namespace jgg::rows {
+#include "types.h"
 
-enum class ElementType { kBf16, kF16, kF32 };
+namespace jgg::rows {
 
 // An operand for each batch or, with a stride of 0, one for all batches.
 template <class T>
@@ -21,6 +21,11 @@ struct Batched {
   int64_t stride = 0;  // elements from one batch to the next
 
   __device__ T* of(int batch) const { return data + batch * stride; }
+  // Of data whose type is known in the kernel alone: the stride is in bytes.
+  template <class Element>
+  __device__ Element const* as(int batch) const {
+    return reinterpret_cast<Element const*>(static_cast<char const*>(data) + batch * stride);
+  }
 };
 
 // Rows at or past `count` are neither read nor written, nor are those that no index is in range of.
@@ -81,9 +86,28 @@ struct DotsArguments {
   float* weights;         // [batches, tokens, choices]
 };
 
+// A stable counting sort of pairs by the expert that each one goes to. An expert outside [0,
+// experts) is none of them: such pairs come last and are not counted.
+struct SortArguments {
+  int const* expert;  // [batches, pairs]
+  int* order;         // [batches, pairs], the pair that comes at each place
+  int* inverse;       // [batches, pairs], the place of each pair
+  int* group_sizes;   // [batches, experts]
+  int* workspace;     // [batches, blocks, experts + 1], unused if there is one block
+  int batches;
+  int pairs;
+  int experts;
+  int blocks;  // that share the pairs of a batch
+};
+
+// The number of experts for which a block's counters have room.
+constexpr int kMostExperts = 16384;
+
 cudaError_t gather_rows(GatherArguments const& arguments, cudaStream_t stream);
 cudaError_t dispatch_rows(DispatchArguments const& arguments, cudaStream_t stream);
 cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream);
 cudaError_t row_dots(DotsArguments const& arguments, cudaStream_t stream);
+// One launch for one block, else two.
+cudaError_t sort_by_expert(SortArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::rows

@@ -1,5 +1,5 @@
-// The tiles of the contracting product where some are cut along their rows, so that unequal groups
-// keep all clusters busy.
+// The tiles of the contracting product if some tiles are cut along their rows, so that unequal
+// groups keep all clusters busy.
 #pragma once
 
 #include "scheduler/assignment.h"
@@ -76,8 +76,8 @@ class ContractingPieces {
  private:
   using Steps = ChainSteps<kTileK>;
 
-  // A step of the chain, counted from the group's first one, as a step of the group's tiles. What
-  // is next to nothing is left to the other side of the cut.
+  // A step of the chain, counted from the group's first one, as a step of the group's tiles. The
+  // other side of a cut takes a piece that would have very few steps.
   JGG_HOST_DEVICE static int step_in_group(int step, int steps) {
     int const inside = step - kTileChange;
     if (inside >= steps) return steps;

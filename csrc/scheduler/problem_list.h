@@ -1,16 +1,24 @@
-// The tiles of a list of products of unequal shapes, for one persistent launch, in either of two
-// ways: every cluster searches the list for its next tile, as CUTLASS's kDeviceOnly visitor does,
-// or reads it from a table that was made when the shapes became known, as with kHostPrecompute.
+// The tiles of a list of products of unequal shapes, for one persistent launch. There are two ways
+// to find a tile. Every cluster searches the list for its next tile, as CUTLASS's kDeviceOnly
+// visitor does, or every cluster reads its tiles from a table that was made when the shapes became
+// known, as with kHostPrecompute.
 #pragma once
 
 #include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
 #include "scheduler/raster.h"
-#include "scheduler/serpentine.h"
 #include "scheduler/warp.h"
 #include "scheduler/work_tile.h"
 
 namespace jgg {
+
+// Every other round of units goes to the clusters in reverse, because units get cheaper towards the
+// end: a cluster that got one of the last, short units of a round then gets one of the first of the
+// next round, instead of another cluster that is behind.
+JGG_HOST_DEVICE int serpentine(int unit, int clusters) {
+  int const round = unit / clusters, place = unit - round * clusters;
+  return round % 2 == 0 ? unit : round * clusters + clusters - 1 - place;
+}
 
 // Results of [m, n], one after another in memory.
 struct ListedProblem {

@@ -1,4 +1,4 @@
-// The result of a transposed tile, through shared memory and TMA.
+// Stores the result of a transposed tile through shared memory and TMA.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -13,8 +13,8 @@ namespace jgg::sm90 {
 // A consumer's part of it: 64 columns. WGMMA leaves thread t of a warp with rows 2 (t % 4) and the
 // next of columns t / 4 and t / 4 + 8 of each 8 rows, and each warp with 16 columns.
 //
-// Boxes are 8 rows by 128 bytes. Those of 16-bit results hold all columns, those of 32-bit ones
-// half of them, so that they pass in as many turns as they have twice the bytes.
+// Boxes are 8 rows by 128 bytes. A box of 16-bit results has all columns, a box of 32-bit results
+// has half of them.
 template <class Config>
 class SwappedEpilogue {
  public:

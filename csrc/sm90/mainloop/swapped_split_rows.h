@@ -1,7 +1,7 @@
 // How rows come to the tensor cores: a warpgroup reads them from memory, splits them, and leaves
-// the parts in shared memory as WGMMA reads its N side, rows of 128 bytes whose pieces of 16 are
-// swizzled. Rows that are not there are left as they are, and only reach rows of the result that
-// are not stored.
+// the parts in shared memory in the layout of WGMMA's N side, rows of 128 bytes whose pieces of 16
+// bytes are swizzled. Rows past the end of the group are not written. What is left in their place
+// only reaches rows of the result that are not stored.
 #pragma once
 
 #include "sm90/mainloop/swapped_split_config.h"
@@ -11,8 +11,8 @@ namespace jgg::sm90 {
 // The work of one thread that does this.
 //
 // WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
-// its K (t = thread % 4). Of weights that are contiguous along K these are four neighbours, which a
-// thread can load at once, and rows are put in the same order: the sum has the same terms.
+// its K (t = thread % 4). If weights are contiguous along K, a thread loads four neighbours at once
+// instead, and rows are put in the same order: the sum has the same terms.
 template <class Config>
 class RowLoader {
  public:

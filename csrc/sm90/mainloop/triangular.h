@@ -1,5 +1,5 @@
-// The mainloop of symmetric updates: that of sm90/mainloop/cooperative.h, but for narrow tiles on
-// the diagonal.
+// The mainloop of symmetric updates. It differs from sm90/mainloop/cooperative.h only in narrow
+// tiles on the diagonal.
 #pragma once
 
 #include "sm90/mainloop/cooperative.h"
@@ -7,8 +7,8 @@
 namespace jgg::sm90 {
 
 // A narrow tile on the diagonal multiplies rows by themselves: its lhs is its rhs, which is half of
-// what a stage has room for. So a stage holds two steps of it, one in each box of the rhs. Its
-// steps then take as long as those of a full tile, and as many bytes are under way.
+// what a stage has room for. So a stage holds two steps of it, one in each box of the rhs. The
+// steps of a stage then take as long as those of a full tile, and as many bytes are under way.
 template <class Problem>
 class TriangularMainloop : public CooperativeMainloop<Problem> {
   using Base = CooperativeMainloop<Problem>;
