@@ -260,8 +260,9 @@ class Plan(Generic[P]):
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts for one product of float32 operands, 1 or 3. With few rows a
-        group, parts are bfloat16, with the precision of that many products. 0 for other operands.
-      utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
+      group, the kernel computes 6 or 3 products of bfloat16 parts instead, which are as accurate as
+      3 or 1 of float16 parts. 0 for other operands. utilization: share of the tensor cores' work
+      that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
       chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile
