@@ -259,10 +259,9 @@ class Plan(Generic[P]):
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts for one product of float32 operands, 1 or 3. With few rows a
-      group, the kernel computes 6 or 3 products of bfloat16 parts instead, which are as accurate as
-      3 or 1 of float16 parts. 0 for other operands. utilization: share of the tensor cores' work
-      that is useful, for groups of equal size. Tiles
+      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for others.
+        With few rows a group, the kernel computes 3 or 6 products of bfloat16 parts, as accurate.
+      utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
       chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile

@@ -104,7 +104,7 @@ class Launch:
 class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
-    `tile` and `grid` are those of the first launch, `workspace_bytes` is the sum over all launches.
+    `tile` and `grid` are those of the first launch; `workspace_bytes` is the sum over all launches.
     `utilization` is the share of the tensor cores' work that is useful. A launch counts as long as
     its cluster with the most steps is busy.
 
