@@ -259,8 +259,8 @@ class Plan(Generic[P]):
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts for one product of float32 operands, 1 or 3. With few rows a
-        group, parts are bfloat16, with the precision of that many products. 0 for other operands.
+      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for others.
+        With few rows a group, 3 or 6 equally accurate products of bfloat16 parts replace these.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.

@@ -104,9 +104,9 @@ class Launch:
 class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
-    `tile` and `grid` are those of the first launch, `workspace_bytes` the sum over all, and
-    `utilization` the share of the tensor cores' work that is useful while the cluster with the most
-    steps of each launch is busy.
+    `tile` and `grid` are those of the first launch; `workspace_bytes` is the sum over all launches.
+    `utilization` is the share of the tensor cores' work that is useful. A launch counts as long as
+    its cluster with the most steps is busy.
 
     Attributes:
       launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.
