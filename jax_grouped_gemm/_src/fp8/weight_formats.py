@@ -16,13 +16,7 @@ from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.fp8.scaled.api import scaled_product
 from jax_grouped_gemm._src.quantized import pack
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.format import (
-    Codes,
-    Format,
-    Matrix,
-    Parts,
-    ScaleLayout,
-)
+from jax_grouped_gemm._src.quantized.format import Codes, Format, Matrix, Parts, ScaleLayout
 from jax_grouped_gemm._src.quantized.reference import UINT8, channel_decode, packed
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)

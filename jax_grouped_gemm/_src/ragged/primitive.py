@@ -23,11 +23,7 @@ from jax_grouped_gemm._src.partition import Dims, as_type
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized import call as packed_call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.plan import (
-    PackedProblem,
-    dequantized_reason,
-    plan_packed,
-)
+from jax_grouped_gemm._src.quantized.plan import PackedProblem, dequantized_reason, plan_packed
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (

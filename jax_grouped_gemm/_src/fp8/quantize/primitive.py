@@ -13,11 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import rows_or_zeros
-from jax_grouped_gemm._src.fp8.formats import (
-    NO_DERIVATIVE,
-    letters_of_blocks,
-    quantized_groups,
-)
+from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, letters_of_blocks, quantized_groups
 from jax_grouped_gemm._src.fp8.quantize import call, plan, reference
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, leading

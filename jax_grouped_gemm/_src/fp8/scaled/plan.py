@@ -12,12 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static
-from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    VIEWED_RHS,
-    VIEWED_ROWS,
-    viewed,
-)
+from jax_grouped_gemm._src.fp8.formats import BLOCK, VIEWED_RHS, VIEWED_ROWS, viewed
 from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
@@ -30,10 +25,7 @@ from jax_grouped_gemm._src.plan import (
     always,
 )
 from jax_grouped_gemm._src.ragged.plan import Candidates
-from jax_grouped_gemm._src.ragged.problem import (
-    addressable_problem,
-    copy_reason,
-)
+from jax_grouped_gemm._src.ragged.problem import addressable_problem, copy_reason
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 from jax_grouped_gemm._src.sizes import too_large_operands
 

@@ -15,14 +15,7 @@ from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.plan import Launched, plan_list
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
-from jax_grouped_gemm._src.plan import (
-    FLOATS,
-    FLOATS_16,
-    Plan,
-    TileConfig,
-    TiledKernel,
-    choose,
-)
+from jax_grouped_gemm._src.plan import FLOATS, FLOATS_16, Plan, TileConfig, TiledKernel, choose
 
 RankKPlan = Plan[RankKProblem]
 
