@@ -92,9 +92,7 @@ FORWARD_KERNELS = (
 
 GRADIENT_KERNELS = (
     _of_mlp(
-        tile=WIDE_GRADIENT,
-        schedule="pingpong",
-        record=("h200_moe.json", "qwen3_30b/moe_step"),
+        tile=WIDE_GRADIENT, schedule="pingpong", record=("h200_moe.json", "qwen3_30b/moe_step")
     ),
     _of_mlp(
         tile=NARROW_GRADIENT,

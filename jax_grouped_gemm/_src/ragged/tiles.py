@@ -119,9 +119,7 @@ _of_16_bits = functools.partial(TiledKernel, lhs=FLOATS_16, out=FLOATS)
 
 SIXTEEN_BITS = (
     _of_16_bits(
-        tile=DEFAULT_TILE,
-        record=("h200_main.json", "qwen3_up/forward/random"),
-        in_order=always,
+        tile=DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random"), in_order=always
     ),
     _of_16_bits(
         tile=PINGPONG_TILE,

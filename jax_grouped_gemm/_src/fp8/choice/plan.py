@@ -48,12 +48,7 @@ class Choice:
 
 
 def bf16_choice(
-    of: Dot | Layer,
-    recipe: Recipe,
-    dtypes: Iterable[Any],
-    implementation: Any,
-    *,
-    training: bool,
+    of: Dot | Layer, recipe: Recipe, dtypes: Iterable[Any], implementation: Any, *, training: bool
 ) -> Choice | None:
     """Returns the choice if it is bf16, otherwise None.
 

@@ -68,9 +68,7 @@ _of_fp8 = functools.partial(TiledKernel, lhs=FLOATS_8, rhs=FLOATS_8, out=FLOATS)
 
 NONCONTRACTING_KERNELS = (
     _of_fp8(
-        tile=DEFAULT_TILE,
-        record=("h200_fp8.json", "qwen3_up/fp8_forward/random"),
-        in_order=always,
+        tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random"), in_order=always
     ),
     _of_fp8(
         tile=SWAPPED_TILE,

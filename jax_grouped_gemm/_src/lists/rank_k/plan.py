@@ -117,8 +117,7 @@ TILES = (
     ),
     *(
         dataclasses.replace(
-            kernel,
-            runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product",
+            kernel, runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product"
         )
         for kernel in fp64.SQUARES
     ),
