@@ -14,10 +14,10 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists import fp64
-from jax_grouped_gemm._src.lists.grouped_gemm import schedule as list_schedule
+from jax_grouped_gemm._src.lists import schedule as list_schedule
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem, Scheduler, listed
-from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.lists.schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm._src.plan import FLOATS, Plan, TileConfig, TiledKernel
 
 TILES = (
