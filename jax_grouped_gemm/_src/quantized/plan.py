@@ -60,6 +60,8 @@ class PackedProblem:
     groups: Any
     products: int = 1
 
+    op = "packed_ragged_dot"
+
     @classmethod
     def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
         """The problem of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
@@ -69,11 +71,6 @@ class PackedProblem:
     def formats(self) -> tuple[str, ...]:
         """See `Kernel.takes`."""
         return self.lhs, packed_format(self.format), self.out
-
-    @property
-    def op(self) -> str:
-        """Name of the primitive."""
-        return "packed_ragged_dot"
 
     def predict(self, target: Target) -> Prediction:
         """Predicts a product with the most matrices that rows can visit."""
@@ -88,14 +85,10 @@ class PackedProblem:
             target=target,
         )
 
-    @property
-    def described(self) -> str:
-        """Format, shape and bytes of the matrices."""
-        return f"{self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
-
     def __str__(self) -> str:
         rows = f"lhs {self.lhs}[{self.rows}, {self.shape[1]}]"
-        return f"{self.op} {rows}, rhs {self.described}, {self.groups} groups"
+        matrices = f"rhs {self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
+        return f"{self.op} {rows}, {matrices}, {self.groups} groups"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,10 +249,7 @@ class DequantizeProblem:
     packed_bytes: int
     names: tuple[str, ...]
 
-    @property
-    def op(self) -> str:
-        """Name of the primitive."""
-        return "dequantize_weights"
+    op = "dequantize_weights"
 
     @property
     def formats(self) -> tuple[str, ...]:
