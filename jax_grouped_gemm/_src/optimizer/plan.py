@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.optimizer.problem import Layout, UpdateProblem
 from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
@@ -21,7 +20,7 @@ MOMENTS = {"adamw_quantized": 2, "apply_and_quantize": 0}
 
 
 def plan_update(
-    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> UpdatePlan:
     """Plans the step of that name from its operands' avals and its parameters."""
     (_, *given), moments = avals, MOMENTS[op]
@@ -43,8 +42,8 @@ def plan_update(
 def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:
     if params["implementation"] == "xla":
         return AS_ASKED
-    if not is_static(*master.shape):
-        return symbolic_sizes([master])
+    if reason := symbolic_sizes([master]):
+        return reason
     if 0 in problem.shape:
         return "there is nothing to update"
     flat = jax.ShapeDtypeStruct(problem.shape, np.dtype(np.float32))
