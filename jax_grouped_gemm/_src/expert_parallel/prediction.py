@@ -15,13 +15,12 @@ from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strateg
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
 from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
 
-GIGA = 1e9
-ALL_TO_ALL = 220 * GIGA
-PPERMUTE = 215 * GIGA
-RAGGED_ALL_TO_ALL = 80 * GIGA
+ALL_TO_ALL = 220e9
+PPERMUTE = 215e9
+RAGGED_ALL_TO_ALL = 80e9
 """Bytes a second that leave a GPU, for messages of tens of megabytes."""
 
-COPY_ENGINES = 390 * GIGA
+COPY_ENGINES = 390e9
 """Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6

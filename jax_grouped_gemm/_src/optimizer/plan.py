@@ -27,14 +27,8 @@ def plan_update(
     changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
     layout = Layout.of(params)
     dtype = np.dtype(next(x.dtype for x in forms if x.dtype.itemsize == 1))
-    problem = UpdateProblem(
-        op,
-        layout.flat(master),
-        tuple(np.dtype(x.dtype) for x in changes),
-        dtype,
-        layout,
-        params["power_of_two"],
-    )
+    dtypes = tuple(np.dtype(x.dtype) for x in changes)
+    problem = UpdateProblem(op, layout.flat(master), dtypes, dtype, layout, params["power_of_two"])
     reason = _reason(problem, master, params)
     return Plan(problem, XLA if reason else Kernel(op), reason)
 

@@ -276,14 +276,8 @@ def plan_dequantize(
 ) -> Plan[DequantizeProblem]:
     """Returns the plan of one call of the primitive."""
     packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
-    problem = DequantizeProblem(
-        params["format"],
-        params["matrix"],
-        operands[0].shape[0],
-        params["dtype"],
-        packed_bytes,
-        params["names"],
-    )
+    matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
+    problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
     reason = format_reason([UNPACK], problem)
     reason = reason or symbolic_sizes(operands) or too_large_operands(operands)
