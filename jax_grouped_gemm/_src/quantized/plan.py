@@ -25,14 +25,12 @@ from jax_grouped_gemm._src.plan import (
     TiledKernel,
     algorithm_reason,
     always,
-    check_sizes_do_not_matter,
     format_reason,
     runnable,
-    symbolic_sizes,
+    sizes_reason,
 )
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.format import Format, Matrix
-from jax_grouped_gemm._src.sizes import too_large_operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +188,11 @@ def dequantized_reason(
     """
     if implementation == "xla":
         return AS_ASKED
-    every = jax.tree.leaves(operands)
+    leaves = jax.tree.leaves(operands)
     formats = (format_reason(PACKED_KERNELS, product) for product in products)
     if reason := next(filter(None, formats), algorithm_reason(precision)):
         return reason
-    if reason := symbolic_sizes(every) or too_large_operands(every):
-        check_sizes_do_not_matter("weights that are quantised", implementation, reason)
+    if reason := sizes_reason("weights that are quantised", leaves, implementation):
         return reason
     for product in products:
         if 0 in (product.rows, *product.shape):
@@ -280,7 +277,7 @@ def plan_dequantize(
     problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
     reason = format_reason([UNPACK], problem)
-    reason = reason or symbolic_sizes(operands) or too_large_operands(operands)
+    reason = reason or sizes_reason(problem.op, operands, params["implementation"])
     if reason or not problem.bytes:
         return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
     return Plan(problem, UNPACK, kernel_problem=problem, notes=notes)

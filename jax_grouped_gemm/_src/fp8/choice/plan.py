@@ -66,8 +66,7 @@ def bf16_choice(
     if not found <= set(BF16.lhs) or not of.is_known:
         return None
     choice = Choice(of, recipe, training)
-    *_, is_faster = choice.seconds()
-    return choice if is_faster else None
+    return choice if choice.seconds()[2] else None
 
 
 def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:

@@ -150,9 +150,7 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether it is faster to split a narrow tile's steps between both CTAs of a cluster."""
-    if problem.whole_tiles or problem.op == "symm_product":
-        return False
-    if problem.terms or len(stacks) > 1:
+    if problem.whole_tiles or problem.op == "symm_product" or problem.terms or len(stacks) > 1:
         return False
     with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
     return with_halves < without
