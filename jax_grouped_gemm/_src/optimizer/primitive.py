@@ -24,17 +24,17 @@ from jax_grouped_gemm._src.partition import Dims
 _NUM_NUMBERS = 2  # operands that do not change: numbers of the step, and the gradient or update
 
 
-def _update(name: str, target: str, run: Any, of_reference: Any) -> Op:
+def _update(name: str, of_reference: Any) -> Op:
     def avals(*operands, **params):
         return [op.unsharded_aval(operands, x.shape, x.dtype) for x in operands[_NUM_NUMBERS:]]
 
     op = Op(
         name=name,
         operand_ranks=None,
-        targets=(target,),
+        targets=(call.TARGETS[name],),
         avals=avals,
         planner=functools.partial(plan.plan_update, name),
-        call=run,
+        call=call.update,
         reference=of_reference,
         multiple_results=True,
         is_matmul=False,
@@ -84,12 +84,7 @@ def adamw_quantized(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return ADAMW.bind(*operands, **params)
 
 
-ADAMW = _update(
-    "adamw_quantized",
-    call.ADAMW,
-    call.adamw_quantized,
-    reference.adamw_quantized,
-)
+ADAMW = _update("adamw_quantized", reference.adamw_quantized)
 
 
 def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -97,9 +92,4 @@ def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return APPLY.bind(*operands, **params)
 
 
-APPLY = _update(
-    "apply_and_quantize",
-    call.APPLY,
-    call.apply_and_quantize,
-    reference.apply_and_quantize,
-)
+APPLY = _update("apply_and_quantize", reference.apply_and_quantize)
