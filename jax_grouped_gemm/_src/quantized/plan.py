@@ -222,7 +222,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
     )
 
 
-UNPACK = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
+UNPACKING = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
 """The kernel that writes packed matrices as bfloat16."""
 
 
@@ -276,11 +276,11 @@ def plan_dequantize(
     matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
     problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
-    reason = format_reason([UNPACK], problem)
+    reason = format_reason([UNPACKING], problem)
     reason = reason or sizes_reason(problem.op, operands, params["implementation"])
     if reason or not problem.bytes:
         return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
-    return Plan(problem, UNPACK, kernel_problem=problem, notes=notes)
+    return Plan(problem, UNPACKING, kernel_problem=problem, notes=notes)
 
 
 def packed_format(format: Format) -> str:

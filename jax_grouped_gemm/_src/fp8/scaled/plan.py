@@ -52,7 +52,7 @@ FP8_STREAM_K_LEAST_STEPS = 96
 """Measured only at 112 steps and 8.2 waves, where 7 % of steps were 4.5 % of time."""
 
 
-def _has_few_rows(problem: ScaledProblem, target: Any = None) -> bool:
+def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
     return problem.m <= SWAPPED_MOST_ROWS * problem.num_groups
 
 
@@ -74,7 +74,7 @@ NONCONTRACTING_KERNELS = (
         tile=SWAPPED_TILE,
         schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
-        pays=_has_few_rows,
+        pays=_swapping_pays,
         blocks=3,
         in_order=_is_in_blocks,
     ),
@@ -177,7 +177,7 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     problem = candidates.problem
     return (
         _takes_first(candidates, params)
-        and not _has_few_rows(problem)
+        and not _swapping_pays(problem)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
         and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape
