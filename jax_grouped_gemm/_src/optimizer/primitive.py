@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.arrays import stacked
 from jax_grouped_gemm._src.fp8.formats import letters_of_blocks
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.optimizer import call, plan, reference
@@ -65,15 +65,11 @@ def _batching(op: Op) -> Callable[..., Any]:
     along it."""
 
     def rule(operands, dims, **params):
-        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-        stacked = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(operands, dims, strict=True)
-        ]
+        every = stacked(operands, dims)
         if dims[0] is None:
-            results = op.bind(operands[0], *stacked[1:], **params)
+            results = op.bind(operands[0], *every[1:], **params)
         else:
-            results = lax.map(lambda one: op.bind(*one, **params), tuple(stacked))
+            results = lax.map(lambda one: op.bind(*one, **params), tuple(every))
         return results, [0] * len(results)
 
     return rule
