@@ -103,7 +103,7 @@ def ragged_peers() -> str:
         found = [best_grouped(each) for each in cases(topic).values() if each["op"] == op]
         return [best[1] for best in found if best]
 
-    rows = [["the fastest of each shape", *(mean_and_span(best(*x)) for x in columns.values())]]
+    rows = [["fastest peer of each shape", *(mean_and_span(best(*x)) for x in columns.values())]]
     for name, (_, label) in (PEERS | {"cublas_loop": ("", "cuBLAS, a call a group")}).items():
         found = [ratios(topic, name, [op]) for topic, op in columns.values()]
         if any(found):
@@ -131,7 +131,7 @@ def stock_example() -> str:
     return (
         f"{stock:.0f} ms and {needed:.0f} GiB of temporary memory for the gate and up projections "
         f"of a Qwen3-30B-A3B layer in bf16 ({shape.groups} experts, {shape.rows} rows, {shape.k} "
-        f"to {shape.n} columns). Here the same call takes "
+        f"to {shape.n} columns). With this package, the same call takes "
         f"{ours(cases('ragged')[f'{name}/forward/random'])['median_us'] / 1e3:.1f} ms and "
         f"{memory_of('ours', name, 'forward')} bytes"
     )
@@ -192,8 +192,8 @@ def skew() -> str:
         return span(found)
 
     return (
-        f"with one hot group they take {over_uniform('one_hot')} times as long as with uniform "
-        f"sizes, and with Zipf's {over_uniform('zipf')} times"
+        f"with all rows in one group they take {over_uniform('one_hot')} times as long as with "
+        f"uniform sizes, and with sizes of Zipf's law {over_uniform('zipf')} times"
     )
 
 

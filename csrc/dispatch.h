@@ -1,5 +1,5 @@
-// From run-time arguments to the constants of one compiled kernel, and the tables of tiles that
-// kernels are compiled for. No CUTLASS here.
+// Translates run-time arguments to the constants of one compiled kernel, and holds the tables of
+// tiles that kernels are compiled for. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>

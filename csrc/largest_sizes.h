@@ -1,5 +1,5 @@
-// The largest sizes that kernels take. Python's plans have the same in
-// `jax_grouped_gemm/_src/sizes.py` and say why they refuse what is larger; handlers check them
+// The largest sizes that kernels take. Python's plans have the same limits in
+// `jax_grouped_gemm/_src/sizes.py` and say why they refuse larger sizes. Handlers check the limits
 // again.
 #pragma once
 

@@ -1,4 +1,4 @@
-// How many multiprocessors a launch can fill.
+// The number of multiprocessors that a launch can fill.
 #pragma once
 
 #include <cuda_runtime.h>

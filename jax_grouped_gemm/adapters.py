@@ -1,18 +1,19 @@
-"""Runs code that calls `jax.lax.ragged_dot` or tokamax on the kernels of this package.
+"""Lets code that calls `jax.lax.ragged_dot` or tokamax use the kernels of this package.
 
 - `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are this
-  package's; `replace_lax_always` switches that on for the whole process.
+  package's; `replace_lax_always` replaces them in the whole process.
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
-# Replace the primitive, not the functions, so that functions imported earlier and equations traced
-# earlier use this package too. A primitive's `bind` is not public, so its form is checked before it
-# is replaced.
+# Replace the primitive, not the functions, so that functions imported earlier use this package too,
+# and so do traced equations that JAX evaluates again. A primitive's `bind` is not public, so its
+# form is checked before it is replaced.
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,17 +24,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src.ragged.api import ragged_dot_general
+from jax_grouped_gemm._src.arguments import jax_ragged_dot_general
+from jax_grouped_gemm._src.ragged.api import ragged_dot, ragged_dot_general
 
 __all__ = ["replace_lax", "replace_lax_always", "tokamax_ragged_dot"]
 
-_PARAMETERS = {
-    "ragged_dot_dimension_numbers",
-    "precision",
-    "preferred_element_type",
+_PARAMETERS = [
     "group_offset",
     "out_sharding",
-}
+    "precision",
+    "preferred_element_type",
+    "ragged_dot_dimension_numbers",
+]
 _NUMBERS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())),
     lhs_ragged_dimensions=(0,),
@@ -42,6 +44,8 @@ _NUMBERS = lax.RaggedDotDimensionNumbers(
 # A part of the key of jit's caches, and of one thread.
 _is_replaced = jax.make_user_context(False)
 _lock = threading.Lock()
+# On our `bind`, and by `functools.wraps` on wrappers of it. Others may have replaced `bind` too.
+_MARK = "_is_of_jax_grouped_gemm"
 
 
 @contextlib.contextmanager
@@ -50,18 +54,21 @@ def replace_lax() -> Iterator[None]:
 
     The context holds for calls that this thread makes or traces inside, with their derivatives,
     `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
-    outside are traced again inside. It can decorate functions, but no generators or coroutines.
+    outside are traced again inside, but programs that were lowered, compiled or exported outside
+    keep JAX's product. The context can decorate functions, but not generators
+    or coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    It accepts the arguments of `jax.lax`, and some that `jax.lax` refuses. Negative or too large
-    sizes are treated as in `ragged_dot`, and messages differ. Where no kernel runs, the pure JAX
-    implementation of this package runs, or else JAX's own. `jax.export` of programs with kernels
+    The functions accept the arguments of `jax.lax`, and some that `jax.lax` refuses. They treat
+    negative and too large sizes as `ragged_dot` does, and have other error messages. If no kernel
+    can run, this package's pure JAX implementation runs. JAX's own implementation runs for calls
+    that this package does not support. `jax.export` of programs with kernels
     needs `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
-      RuntimeError: this package does not know how the installed JAX builds these products.
+      RuntimeError: this package does not know how the installed JAX builds these functions.
     """
     _intercept()
     with _is_replaced(True):
@@ -72,7 +79,7 @@ def replace_lax_always(replace: bool = True) -> None:
     """Switches the effect of `replace_lax` on or off, for all threads of the process.
 
     Args:
-      replace: False undoes it.
+      replace: whether to replace the functions; False restores JAX's.
 
     Raises:
       RuntimeError: as for `replace_lax`.
@@ -121,15 +128,28 @@ def tokamax_ragged_dot(
             raise NotImplementedError(
                 f"jax_grouped_gemm takes arrays from tokamax, got {name} of {type(x).__name__}"
             )
-    return ragged_dot_general(
+    return _product(
         lhs,
         rhs,
         jnp.asarray(getattr(group_sizes, "value", group_sizes)),
         ragged_dot_dimension_numbers or _NUMBERS,
-        precision,
-        preferred_element_type,
-        group_offset,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        group_offset=group_offset,
     )
+
+
+def _product(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    **options: Any,
+) -> jax.Array:
+    """Returns the product of this package; an eager call of the usual one takes half the time."""
+    if ragged_dot_dimension_numbers == _NUMBERS:
+        return ragged_dot(lhs, rhs, group_sizes, **options)
+    return ragged_dot_general(lhs, rhs, group_sizes, ragged_dot_dimension_numbers, **options)
 
 
 @functools.cache
@@ -137,23 +157,27 @@ def _original() -> Any:
     """Returns the primitive of `jax.lax.ragged_dot_general`."""
     arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2), (1, 2, 2))]
     sizes = jax.ShapeDtypeStruct((1,), jnp.int32)
-    with _is_replaced(False):
-        (equation,) = jax.make_jaxpr(lax.ragged_dot)(*arrays, sizes).eqns
-    if set(equation.params) != _PARAMETERS or len(equation.invars) != 3:
+    product = functools.partial(jax_ragged_dot_general, ragged_dot_dimension_numbers=_NUMBERS)
+    # Hide the mesh of the context, because jax.lax infers no sharding over explicit axes.
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with _is_replaced(False), no_mesh:
+        equations = jax.make_jaxpr(product)(*arrays, sizes).eqns
+    built = [(str(eqn.primitive), len(eqn.invars), sorted(eqn.params)) for eqn in equations]
+    if [rest for _, *rest in built] != [[3, _PARAMETERS]]:
         raise RuntimeError(
-            f"jax.lax.ragged_dot of JAX {jax.__version__} is built of {equation.primitive} with "
-            f"the parameters {sorted(equation.params)}; replace_lax knows {sorted(_PARAMETERS)}. "
-            "Call jax_grouped_gemm.ragged_dot instead."
+            f"jax.lax.ragged_dot_general of JAX {jax.__version__} is built of {built} (primitives, "
+            f"their operands and parameters); replace_lax knows one of 3 operands and the "
+            f"parameters {_PARAMETERS}. Call jax_grouped_gemm.ragged_dot instead."
         )
-    return equation.primitive
+    return equations[0].primitive
 
 
 def _intercept() -> None:
     with _lock:
         primitive = _original()
-        if "bind" in vars(primitive):
-            return
         bind = primitive.bind
+        if hasattr(bind, _MARK):
+            return
 
         @functools.wraps(bind)
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
@@ -161,7 +185,13 @@ def _intercept() -> None:
                 return bind(*operands, **params)
             # JAX gets the calls that this package makes, and those that it does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
-                return ragged_dot_general(*operands, **params)
+                return _product(*operands, **params)
             return bind(*operands, **params)
 
+        # Profiles and errors of XLA then name the line of the user's code, as with stock JAX.
+        from jax.extend import source_info_util  # late, because it is slow to import
+
+        for path in (__file__, os.path.join(os.path.dirname(__file__), "_src", "")):
+            source_info_util.register_exclusion(path)
+        setattr(bind_or_ours, _MARK, True)
         primitive.bind = bind_or_ours

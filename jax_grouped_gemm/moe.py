@@ -9,7 +9,8 @@ matrices in three ragged matmuls:
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
-GPT-OSS has biases and clips the inputs of the activation. Llama 4 weights the input of its experts:
+GPT-OSS has biases and clips the inputs of the activation. Llama 4 multiplies the input of its
+experts by the router weights:
 
     routing = moe.route(logits + gate_bias, top_k=4)
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
@@ -18,13 +19,13 @@ GPT-OSS has biases and clips the inputs of the activation. Llama 4 weights the i
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, apply_router_weight_on_input=True)
 
 Shapes: D embed, F hidden, E experts, T tokens (all leading dimensions of ``x``), k = top_k.
-Everything is deterministic, differentiable to any order in both modes, and works under jit, vmap,
-scan, remat and shard_map.
+Everything is deterministic, differentiable to any order in forward and reverse mode, and works
+under jit, vmap, scan, remat and shard_map.
 
-Rounding: gate and up are rounded to the dtype of the operands, with their biases added before. The
-hidden layer is computed from those rounded values in float32 at least, router weight included,
-and rounded once. So the hidden layer has the same values whether it is kept, recomputed or fused
-in a kernel, except for the accuracy of the activation in a kernel.
+Rounding: biases are added to gate and up, and the sums are rounded to the dtype of the operands.
+The hidden layer is computed from these rounded values in float32 at least, router weight included,
+and rounded once. So the hidden layer has the same values whether it is kept, recomputed or fused in
+a kernel, except for the accuracy of the activation in a kernel.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // Turns the sums of one warp into results: biases, activation and the weights of rows.
 //
-// Gate and up are rounded to the type in which they could be stored, and what follows is computed
-// from those in float32 and rounded once, as it is where each step is a kernel of its own.
+// Gate and up are rounded to the type in which they could be stored. The rest is computed in
+// float32 from these rounded values and rounded once, as if each step were a kernel of its own.
 #pragma once
 
 #include "few_rows/multiply.h"

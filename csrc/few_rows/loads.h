@@ -1,5 +1,5 @@
-// How operands get to shared memory: matrices by TMA, rows by threads, since no TMA box has rows of
-// any tokens.
+// How operands get to shared memory: matrices by TMA, rows by threads, since the rows of one TMA
+// box cannot come from arbitrary tokens.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>

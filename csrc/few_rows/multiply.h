@@ -1,5 +1,5 @@
-// One tile's product: columns of matrices are on the M side of the tensor cores' instruction, which
-// comes in 16, and rows on its N side, which comes in 8. So few rows cost little.
+// One tile's product. Columns of matrices are on the M side of the tensor cores' instruction, which
+// takes 16, and rows are on its N side, which takes 8. Few rows therefore cost little.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

@@ -1,4 +1,4 @@
-// The parameters of the kernel.
+// The parameters of the kernel for groups of few rows.
 #pragma once
 
 #include <cuda.h>

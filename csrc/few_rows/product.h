@@ -1,4 +1,4 @@
-// From run-time arguments to what the kernels get of them, but for the matrices.
+// Translates run-time arguments to the kernels' parameters, except for the matrices.
 #pragma once
 
 #include "few_rows/params.h"

@@ -1,5 +1,5 @@
 // The roles of products for groups of few rows: a thread copies matrices, two warps bring rows, and
-// four multiply and store.
+// four warps multiply and store.
 #pragma once
 
 #include "few_rows/epilogue.h"

@@ -1,4 +1,4 @@
-// The sizes of groups in shared memory.
+// Copies the sizes of groups to shared memory.
 #pragma once
 
 #include "few_rows/config.h"

@@ -1,4 +1,4 @@
-// Definition of handlers.
+// Helpers that define XLA FFI handlers.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Element types of buffers, in the terms of the kernels.
+// Translates the element types of buffers to the types of the kernels.
 #pragma once
 
 #include <algorithm>

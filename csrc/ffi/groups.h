@@ -1,4 +1,4 @@
-// Group sizes from buffers.
+// Reads group sizes from buffers.
 #pragma once
 
 #include "ffi/buffers.h"

@@ -1,4 +1,4 @@
-// Kinds of kernels by their names in attributes.
+// The names that kinds of kernels have in attributes.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// Bindings of the steps of an optimiser that write FP8 weights. All results take the place of their
-// operands; a form of the weights that is not wanted has no elements.
+// Bindings of the steps of an optimiser that write FP8 weights. Each result takes the place of its
+// operand. A form of the weights that is not wanted is an array without elements.
 #include <string>
 #include <vector>
 

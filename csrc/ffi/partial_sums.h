@@ -1,4 +1,4 @@
-// The workspace of kernels that cut the last wave along K.
+// Checks the workspace of kernels that cut the last wave along K.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Bindings of the FP8 quantisers. A result that is not wanted has no elements.
+// Bindings of the FP8 quantisers. A result that is not wanted is an array without elements.
 #include "quantize/quantize.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// How many blocks of 128 rows, each of one group, a transposed quantisation needs.
+// Checks the number of blocks of 128 rows that a transposed quantisation needs. Each block has rows
+// of one group only.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Bindings of the kernels that sort and move rows. Operands have the batch dimension, or are the
-// same for all batches.
+// Bindings of the kernels that sort and move rows. An operand has a batch dimension, or all batches
+// share it.
 #include "rows/rows.h"
 
 #include <algorithm>

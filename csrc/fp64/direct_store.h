@@ -1,4 +1,4 @@
-// The epilogue of tiles to which nothing is added: from registers to their place.
+// The epilogue of tiles to which nothing is added: stores accumulators directly from registers.
 #pragma once
 
 #include "fp64/mainloop.h"

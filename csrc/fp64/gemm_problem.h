@@ -1,4 +1,4 @@
-// A list of unequal products: their tiles, and what they are products of.
+// A list of unequal products: their tiles, and the operands of each tile.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The launch that all kernels of the FP64 tensor cores have in common.
+// The launch that all kernels of the FP64 tensor cores share.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,6 @@
 // Copies the operands of all steps of a block's tiles into the stages, as many steps ahead as there
-// are stages, across the ends of tiles: the first steps of the next tile are on their way while the
-// last one is being stored.
+// are stages. The loader does not stop at the end of a tile: the first steps of the next tile are
+// copied while the tile before is stored.
 #pragma once
 
 #include "fp64/instructions.h"

@@ -1,4 +1,5 @@
-// Multiplies what the loader brings: a product of a block's two panels, step by step.
+// Multiplies the operands that the loader copies, one panel of lhs by one panel of rhs, step by
+// step.
 #pragma once
 
 #include "fp64/instructions.h"

@@ -1,6 +1,6 @@
-// The epilogue of symmetric results. Where an element and its mirror image are added, or both
-// stored, a tile goes through shared memory, where both are found. Others leave registers for their
-// place.
+// The epilogue of symmetric results. If an element and its mirror image are added, or both are
+// stored, the tile goes through shared memory, where threads find both. Other tiles are stored
+// directly from registers.
 #pragma once
 
 #include "fp64/direct_store.h"

@@ -1,5 +1,5 @@
-// One triangle of alpha A A^T or alpha (A B^T + B A^T), or the Hermitian forms: its tiles, and the
-// factors of each tile.
+// One triangle of alpha A A^T or alpha (A B^T + B A^T), or of the Hermitian forms: its tiles, and
+// the factors of each tile.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The layout of shared memory, in which no access of a warp needs one bank for two addresses.
+// The layout of operands in shared memory, which has no bank conflicts: no access of a warp needs
+// one bank for two addresses.
 #pragma once
 
 #include <cstdint>

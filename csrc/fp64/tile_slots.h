@@ -1,5 +1,6 @@
-// The tiles of a block's rounds under way. Finding a tile takes a thread hundreds of instructions,
-// so only the loader, which is ahead of everybody, does it, and leaves the tile in shared memory.
+// The tiles that a block is working on, in shared memory. Finding a tile takes a thread hundreds of
+// instructions. Only the loader finds tiles, because it runs ahead of products and stores, and
+// leaves them here.
 #pragma once
 
 #include "fp64/kernel_config.h"

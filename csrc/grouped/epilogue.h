@@ -1,5 +1,5 @@
-// The epilogue of products of lists: that of the ragged products, with another result for every
-// problem, after scaling and adding C.
+// The epilogue of products of lists. It scales and adds C, and then stores as the epilogue of the
+// ragged products does, but each problem has a result of its own.
 #pragma once
 
 #include "sm90/epilogue/cooperative.h"

@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel, and its launch.
+// Selects the compiled kernel by the run-time arguments, and launches it.
 #pragma once
 
 #include <memory>

@@ -5,7 +5,7 @@
 namespace jgg {
 namespace {
 
-// All of lhs, then all of rhs.
+// The lhs of all problems, then the rhs of all.
 std::vector<parts::MatrixStack> operands_of(GroupedGemmArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (GroupedGemmProblem const& problem : arguments.problems) {

@@ -1,4 +1,4 @@
-// From products of float32 operands to products of their float16 parts.
+// Turns products of float32 operands into products of their float16 parts.
 #pragma once
 
 #include <cuda_runtime.h>

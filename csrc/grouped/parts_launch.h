@@ -1,4 +1,4 @@
-// Products of lists of float32 operands: split, then multiplied as their parts.
+// Launches products of lists of float32 operands: splits the operands, then multiplies their parts.
 #pragma once
 
 #include "grouped/launch.h"

@@ -1,5 +1,6 @@
-// Gated activations and their derivatives, of one element. All are one form, whose coefficients are
-// constants of the launch: an instance for each function, or a switch, has spills.
+// Gated activations and their derivatives, of one element. All activations have one form, whose
+// coefficients are constants of the launch, because kernels with an instance for each function, or
+// with a switch, spill registers.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// gate and up of an expert MLP as one product: coordinates of its tiles in memory.
+// Gate and up of an expert MLP as one product: coordinates of its tiles in memory.
 #pragma once
 
 #include <type_traits>

@@ -1,9 +1,9 @@
-// The epilogue of gate and up: hidden = weight * activation(gate) * up, and both of them if they
-// are kept for the backward pass.
+// The epilogue of gate and up: computes hidden = weight * activation(gate) * up, and also stores
+// gate and up if they are kept for the backward pass.
 //
 // A tile has kTileN / 2 columns of gate and the same columns of up, which WGMMA leaves in the same
-// thread. They are rounded and packed when the tile is done. All else, the activation too, happens
-// subtile by subtile while the next tile is multiplied.
+// thread. Both are rounded and packed when the tile is done. The rest, including the activation, is
+// computed subtile by subtile while the next tile is multiplied.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>

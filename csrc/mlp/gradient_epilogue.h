@@ -1,9 +1,9 @@
-// The epilogue of the gradient of hidden: the gradients of gate, of up and of a row's weight, and
-// hidden itself, which is not kept from the forward pass.
+// The epilogue of the gradient of hidden: computes the gradients of gate, of up and of a row's
+// weight, and hidden itself, which is not kept from the forward pass.
 //
-// A consumer does this while the other one multiplies. Gate and up arrive in shared memory by TMA,
-// 64 rows by 32 columns at a time; the gradients take their places there, hidden a place beside
-// them, and all three leave by TMA.
+// A consumer runs this epilogue while the other consumer multiplies. Gate and up arrive in shared
+// memory by TMA, 64 rows by 32 columns at a time. The two gradients overwrite them, hidden has a
+// place of its own, and all three leave by TMA.
 #pragma once
 
 #include "mlp/gated_epilogue.h"

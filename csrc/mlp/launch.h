@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel of an expert MLP, and its launch.
+// Selects the compiled kernel of an expert MLP by the run-time arguments, and launches it.
 #pragma once
 
 #include "mlp/gated.h"

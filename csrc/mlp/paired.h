@@ -1,5 +1,5 @@
-// The sum of two products that have the same rows and results: one product whose contracted
-// dimension is that of the first and then that of the second.
+// The sum of two products that have the same rows and results. It is computed as one product, which
+// contracts the dimension of the first product and then that of the second.
 #pragma once
 
 #include "mlp/gated_ragged_dot.h"

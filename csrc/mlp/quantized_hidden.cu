@@ -1,5 +1,6 @@
-// Eight threads have a block of 128 columns, 16 each. All of a thread's loads are in flight before
-// it computes, and results take the registers of what they are computed from.
+// Eight threads process a block of 128 columns, 16 columns each. All of a thread's loads are in
+// flight before it computes, and results reuse the registers of the values that they are computed
+// from.
 #include "dispatch.h"
 #include "mlp/activation.h"
 #include "mlp/quantized_hidden.h"

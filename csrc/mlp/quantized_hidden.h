@@ -1,8 +1,9 @@
-// The elementwise steps of an expert MLP in FP8: what the products leave in bfloat16 is read once,
-// and leaves quantised for the next product. No CUTLASS here.
+// The elementwise steps of an expert MLP in FP8. They read the bfloat16 results of a product once,
+// and write them quantised for the next product. No CUTLASS here.
 //
-// Projections [rows, 2 * pitch] are the columns of gate, zeros up to `pitch`, which is the next
-// multiple of 128, and up likewise. Quantised rows have a scale for each 1 x 128.
+// Projections have the shape [rows, 2 * pitch], where `pitch` is the next multiple of 128: the
+// columns of gate, zeros up to `pitch`, and then up in the same way. Quantised rows have a scale
+// for each 1 x 128.
 #pragma once
 
 #include <cuda_runtime.h>

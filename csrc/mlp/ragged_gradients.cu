@@ -1,7 +1,8 @@
-// A CTA has some tiles: 128 rows of one group by 128 columns of gate, of up and of the gradient of
-// hidden. A thread computes with its own elements row by row and leaves them in shared memory in
-// 16 bits, as words of three results are more registers than a thread has if two CTAs are to share
-// a multiprocessor: while one waits at a barrier or for memory, the other one computes.
+// A CTA has several tiles: 128 rows of one group by 128 columns of gate, of up and of the gradient
+// of hidden. A thread computes with its own elements row by row and leaves results in shared memory
+// in 16 bits. If it kept the words of all three results, it would have no registers left for two
+// CTAs to share a multiprocessor. Two CTAs share one so that one of them computes while the other
+// waits at a barrier or for memory.
 #include <algorithm>
 
 #include "dispatch.h"

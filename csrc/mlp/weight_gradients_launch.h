@@ -1,4 +1,5 @@
-// From run-time arguments to one compiled kernel of the gradients of weights, and its launch.
+// Selects the compiled kernel of the gradients of weights by the run-time arguments, and launches
+// it.
 #pragma once
 
 #include "mlp/weight_gradients.h"

@@ -1,5 +1,5 @@
-// AdamW in float32, which writes the FP8 weights on the way: no more bytes than without them but
-// theirs.
+// AdamW in float32, which also writes the FP8 weights. Apart from the FP8 weights themselves, it
+// moves no more bytes than AdamW without them.
 #include "optimizer/block_update.h"
 
 namespace jgg::optimizer {

@@ -1,4 +1,4 @@
-// Adds the updates of any optimiser to float32 weights, and writes those in FP8 on the way.
+// Adds the updates of any optimiser to float32 weights, and also writes the weights in FP8.
 #include "optimizer/block_update.h"
 
 namespace jgg::optimizer {

@@ -1,8 +1,9 @@
-// A step of an optimiser for blocks of 128 x 128, and their FP8 forms from the same registers.
+// A step of an optimiser for blocks of 128 x 128. The FP8 forms of the weights are made from the
+// same registers.
 //
-// A warp has eight consecutive rows of a block, a thread four consecutive columns of them: loads
-// and stores of float32 are whole rows of 512 bytes, and the eight FP8 numbers of a column are a
-// piece of a row of the transpose.
+// A warp has eight consecutive rows of a block, and a thread has four consecutive columns of these
+// rows. Loads and stores of float32 are therefore whole rows of 512 bytes, and the eight FP8
+// numbers that a thread has of a column are consecutive in a row of the transpose.
 #pragma once
 
 #include "optimizer/quartet.h"

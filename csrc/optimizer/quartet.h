@@ -1,5 +1,6 @@
-// Four consecutive elements, which a thread loads and stores at once. The type is known only at run
-// time: all threads take the same branch, and only bytes cost time.
+// Four consecutive elements, which a thread loads and stores at once. Their type is known only at
+// run time. The branches on it are cheap, because all threads take the same branch and only moving
+// bytes takes time.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,4 @@
-// Steps of an optimiser that write the FP8 weights of the next forward pass, as the bindings see
-// them.
+// The interface of the steps of an optimiser that write the FP8 weights of the next forward pass.
 #pragma once
 
 #include <cuda_runtime.h>

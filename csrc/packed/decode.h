@@ -1,8 +1,8 @@
-// Decodes packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and
-// 16 of K of the tensor cores' instructions.
+// Decodes packed codes to two bfloat16 in a register, and to a thread's part of an operand of the
+// tensor cores: 16 columns by 16 of K.
 //
-// The pipe of integer instructions is the limit: it takes one in two cycles. Left shifts have
-// another pipe, and bfloat16 two at once a third.
+// The pipe of integer instructions is the limit, because it takes one instruction in two cycles.
+// Left shifts have a second pipe, and instructions on two bfloat16 at once have a third.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
-// The product for groups of more rows: two consumers decode records from shared memory into the
-// registers of WGMMA's operand on the M side, where columns of the matrices are, and rows are on
-// the N side, as many as the tile has. Decoding overlaps with the products of the 16 of K before.
+// The product for groups of more rows. Two consumers decode records from shared memory into
+// registers, which are WGMMA's operand on the M side. Columns of the matrices are on the M side,
+// and rows are on the N side, which is as wide as the tile has rows. Decoding 16 of K overlaps with
+// the products of the 16 before.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>

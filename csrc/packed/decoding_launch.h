@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel for packed matrices, and its launch.
+// Selects the compiled kernel for packed matrices by the run-time arguments, and launches it.
 #pragma once
 
 #include <algorithm>

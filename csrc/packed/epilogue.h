@@ -1,4 +1,4 @@
-// From sums to results.
+// Turns sums into results.
 #pragma once
 
 #include "few_rows/epilogue.h"

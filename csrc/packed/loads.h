@@ -1,5 +1,5 @@
-// How operands get to shared memory: records by bulk copies, rows by threads, since no TMA box has
-// rows of any tokens, nor rows of any length.
+// How operands get to shared memory: records by bulk copies, rows by threads, since the rows of one
+// TMA box cannot come from arbitrary tokens, nor have an arbitrary length.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>

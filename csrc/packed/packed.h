@@ -1,5 +1,4 @@
-// Products of 16-bit rows and packed matrices of 4 or 8 bits, as the bindings see them. No CUTLASS
-// here.
+// The interface of the products of 16-bit rows and packed matrices of 4 or 8 bits. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// The parameters of the kernels.
+// The parameters of the kernels of packed matrices.
 #pragma once
 
 #include "few_rows/product.h"

@@ -1,4 +1,4 @@
-// From the format to the kernels of it.
+// Selects the kernels of a format.
 #include "dispatch.h"
 #include "packed/packed.h"
 

@@ -1,5 +1,6 @@
-// From the sums of many rows to results: through shared memory, a few rows at a time, so that what
-// is computed of them is in the kernel once and results are whole rows of 128 bytes.
+// Turns the sums of many rows into results. The sums pass through shared memory a few rows at a
+// time, so that the kernel contains the code that computes results only once, and results are
+// stored in whole rows of 128 bytes.
 #pragma once
 
 #include "few_rows/multiply.h"

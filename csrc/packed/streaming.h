@@ -1,9 +1,9 @@
-// The product for groups of few rows, whose time is that of reading matrices: a thread copies
-// records, two warps bring rows, and two teams of four warps take records in turn, decode them and
-// multiply with the tensor cores' older instruction, which takes 16 columns by 8 rows.
+// The product for groups of few rows, whose time is the time to read the matrices. A thread copies
+// records, and two warps bring rows. Two teams of four warps take records in turn, decode them, and
+// multiply with `mma.sync`, which takes 16 columns by 8 rows.
 //
-// All units are cut along K into equal shares, or a multiprocessor in three would be idle where a
-// token visits four experts. Partial sums are few.
+// All units are cut along K into equal shares. Without cuts, one multiprocessor in three would be
+// idle if a token goes to four experts. There are few partial sums.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

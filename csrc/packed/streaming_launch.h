@@ -1,4 +1,5 @@
-// From run-time arguments to one compiled kernel for few rows of packed matrices, and its launch.
+// Selects the compiled kernel for few rows of packed matrices by the run-time arguments, and
+// launches it.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Packed matrices to arrays of bfloat16. Each block has a strip's records that follow each other
-// along K, all of them under way at once, and turns them in shared memory.
+// Unpacks matrices to arrays of bfloat16. Each block loads a few records of a strip that follow
+// each other along K, all at once, and transposes them in shared memory.
 #include <cutlass/numeric_types.h>
 
 #include <cute/arch/copy_sm90.hpp>

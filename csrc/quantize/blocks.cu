@@ -1,5 +1,6 @@
 // Quantises matrices in blocks of 128 x 128, and writes them as they are and transposed: the FP8
-// tensor cores contract contiguous dimensions only, and a weight is contracted along either one.
+// tensor cores contract contiguous dimensions only, and both dimensions of a weight are contracted,
+// in different products.
 #include "quantize/format.h"
 #include "quantize/tile.h"
 #include "quantize/wide_blocks.h"

@@ -1,4 +1,4 @@
-// The largest magnitude of each column of some rows, which the scale of a column follows from.
+// Finds the largest magnitude of each column of some rows. The scale of a column follows from it.
 #include "quantize/format.h"
 #include "quantize/octet.h"
 

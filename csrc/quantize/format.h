@@ -1,4 +1,4 @@
-// From the run-time format of a quantiser to template arguments.
+// Translates the run-time format of a quantiser to template arguments.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,10 +1,12 @@
-// Copies tokens to the rows of their experts as the gradient of weights reads them, transposed and
-// quantised, in one pass. A copy and a quantiser would write and read 16 bits in between.
+// Copies tokens to the rows of their experts, transposed and quantised, as weight gradients read
+// them. One pass does all of it; a copy and then a quantiser would write and read 16-bit rows in
+// between.
 //
 // Each column of the tokens has one scale, so that a token has the same FP8 values in every row,
-// and a block can be written without looking at it first. Tokens that are copied several times are
-// quantised once before, so that this kernel only moves bytes. It writes all blocks of some columns
-// before other columns, so that the tokens' part of these columns stays in L2.
+// and a block can be written without first looking for its largest magnitude. Tokens that are
+// copied several times are quantised once before, so that this kernel only moves bytes. It writes
+// all blocks of some columns before other columns, so that the tokens' part of these columns stays
+// in L2.
 #include <algorithm>
 
 #include "multiprocessors.h"

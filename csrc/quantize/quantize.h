@@ -1,6 +1,5 @@
-// The quantisers as the bindings see them. Every one reads its operand once, but for those whose
-// scales are of more than fits into a tile: there the largest magnitudes are found in a pass
-// before.
+// The interface of the quantisers. A quantiser reads its operand once if the elements that share a
+// scale fit into a tile. If they do not, an earlier pass finds the largest magnitudes.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -2,9 +2,9 @@
 // along the columns for the forward product or the cotangent of lhs, and transposed and scaled
 // along the rows for the cotangent of the weights.
 //
-// That one contracts rows, 128 in a step, so the transpose is made of blocks of 128 rows of one
-// group, filled up with zeros. Only the device knows the groups: a CTA looks up the rows of its
-// block itself.
+// The cotangent of the weights contracts rows, 128 in a step, so the transpose is made of blocks of
+// 128 rows of one group, filled up with zeros. Only the device knows the groups, so a CTA looks up
+// the rows of its block itself.
 #include <algorithm>
 
 #include "multiprocessors.h"

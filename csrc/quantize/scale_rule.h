@@ -1,5 +1,5 @@
-// How a block of numbers becomes FP8: the scale rule and the conversion. The pure JAX reference
-// computes the same bits, so every operation here is one IEEE operation there.
+// How a block of numbers becomes FP8: the scale rule and the conversion. Every operation here is
+// one IEEE operation that the pure JAX reference also has, so that both compute the same bits.
 #pragma once
 
 #include <cuda_fp8.h>

@@ -1,7 +1,8 @@
 // A tile of 128 x 128 elements in the registers of 512 threads, and its transposition.
 //
-// Each thread holds a patch of 4 x 8: consecutive rows, so that the FP8 conversion of a column is
-// already a piece of the transpose, and consecutive columns, so that loads are 16 bytes wide.
+// Each thread holds a patch of 4 x 8. The rows of a patch are consecutive, so that the FP8
+// conversion of a column is already a piece of the transpose. The columns are consecutive, so that
+// loads are 16 bytes wide.
 #pragma once
 
 #include <cuda_pipeline.h>

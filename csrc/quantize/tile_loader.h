@@ -1,4 +1,4 @@
-// Tiles of 128 x 128 side by side, one on its way while another is quantised.
+// Loads neighbouring tiles of 128 x 128: one tile is loaded while another is quantised.
 #pragma once
 
 #include "quantize/tile.h"

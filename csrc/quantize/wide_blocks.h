@@ -1,6 +1,6 @@
-// The quantiser of weights for matrices of 16-bit elements that are whole tiles of 256 x 256: four
-// blocks each that share a scale. A thread block for each multiprocessor stays, and fetches its
-// next tile while it quantises one.
+// The quantiser of weights for matrices of 16-bit elements that consist of whole tiles of 256 x
+// 256. A tile has four blocks, and each block has one scale. The kernel is persistent: there is a
+// thread block for each multiprocessor, which loads its next tile while it quantises one.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // A tile of 256 x 256 elements of 16 bits in the registers of 1024 threads, a patch of 8 x 8 each,
-// and its transposition. Memory takes rows of 256 bytes faster than the rows of 128 that smaller
-// tiles are written in.
+// and its transposition. Memory takes rows of 256 bytes faster than rows of 128 bytes, which
+// smaller tiles are written in.
 #pragma once
 
 #include <cuda_pipeline.h>

@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel of a contracting product, and its launch.
+// Selects the compiled kernel of a contracting product by the run-time arguments, and launches it.
 #pragma once
 
 #include <type_traits>

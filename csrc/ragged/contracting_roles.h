@@ -1,6 +1,6 @@
-// The roles of a contracting product: two kernels in one; the group sizes choose between them.
-// Groups whose whole tiles can be dealt evenly to all clusters run as they would without the other
-// kernel.
+// The roles of a contracting product, which is two kernels in one: one for whole tiles, one for cut
+// tiles. The group sizes choose between them. If whole tiles can be dealt evenly to all clusters,
+// the kernel for whole tiles runs as if the other kernel were not there.
 #pragma once
 
 #include "ragged/zeros.h"

@@ -1,4 +1,4 @@
-// The hint that L2 gets for results, from the group sizes.
+// Chooses the L2 hint of stored results from the group sizes.
 #pragma once
 
 #include "scheduler/group_sizes.h"

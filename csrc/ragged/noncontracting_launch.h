@@ -1,4 +1,5 @@
-// From run-time arguments to one compiled kernel of a noncontracting product, and its launch.
+// Selects the compiled kernel of a noncontracting product by the run-time arguments, and launches
+// it.
 #pragma once
 
 #include "ragged/launch.h"

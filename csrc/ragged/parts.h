@@ -1,5 +1,6 @@
-// A product of float32 operands as one product of their float16 parts: the contracted dimension is
-// walked once for each pair of parts, with the same tiles, descriptors and stages as for float16.
+// A product of float32 operands as one product of their float16 parts. The kernel walks the
+// contracted dimension once for each pair of parts, with the same tiles, descriptors and stages as
+// for float16.
 #pragma once
 
 #include <cutlass/numeric_types.h>

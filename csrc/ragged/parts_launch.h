@@ -1,4 +1,4 @@
-// From run-time arguments to the passes and the kernel of a product of float32 operands.
+// Launches the passes and the kernel of a product of float32 operands.
 #pragma once
 
 #include "ragged/launch.h"

@@ -18,8 +18,8 @@ constexpr int kRowsPerWarp = 512;  // whose owners a warp finds
 constexpr int kNoOwner = -1;
 constexpr int64_t kMostBlocks = 16384;  // of one operand
 
-// The dimension of an operand's matrices that is divided among groups. One without such a dimension
-// has a matrix for each group.
+// The dimension of an operand's matrices that is divided among groups. An operand without such a
+// dimension has a matrix for each group.
 enum class Ragged { kNothing, kRows, kColumns };
 
 // `outer` matrices [rows, columns].

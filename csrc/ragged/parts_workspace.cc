@@ -11,8 +11,8 @@ constexpr int64_t kAlignment = 256;
 
 RaggedWorkspace::RaggedWorkspace(RaggedDotArguments const& a)
     : memory_(static_cast<uint8_t*>(a.workspace)), owners_batched_(a.groups.batched()) {
-  // Scales belong to groups, so an operand whose batches share it, but not its groups' rows, has
-  // parts for each batch.
+  // Scales belong to groups. If all batches share an operand, but its rows belong to other groups
+  // in each batch, the operand therefore has parts for each batch.
   lhs_.batched = a.lhs_batched || owners_batched_;
   rhs_.batched = a.rhs_batched || (a.contracting && owners_batched_);
   int64_t const lhs_batches = lhs_.batched ? a.groups.batches : 1;

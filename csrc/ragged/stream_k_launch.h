@@ -1,4 +1,5 @@
-// From run-time arguments to one compiled kernel whose last wave is cut along K, and its launch.
+// Selects the compiled kernel whose last wave is cut along K by the run-time arguments, and
+// launches it.
 #pragma once
 
 #include <algorithm>

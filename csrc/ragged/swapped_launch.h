@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel for few rows, and its launch.
+// Selects the compiled kernel for few rows by the run-time arguments, and launches it.
 #pragma once
 
 #include "ragged/swapped_noncontracting.h"

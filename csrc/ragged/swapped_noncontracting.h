@@ -1,4 +1,4 @@
-// out[m, n] = lhs[m, k] . rhs[group of row m], of float32, for groups of few rows: coordinates of
+// out[m, n] = lhs[m, k] . rhs[group of row m] in float32, for groups of few rows: coordinates of
 // its tiles in memory.
 #pragma once
 

@@ -1,6 +1,7 @@
-// The epilogue of symmetric results: scales, adds C, and stores a tile in blocks of 64 x 64, each
-// to its place and, transposed or as zeros, to the mirrored place. As in the epilogue of the ragged
-// products, a 16-bit result is packed and stored while the next tile is being multiplied.
+// The epilogue of symmetric results: scales, adds C, and stores a tile in blocks of 64 x 64. Each
+// block goes to its place, and its transpose or zeros go to the mirrored place. As in the epilogue
+// of the ragged products, a 16-bit result is packed and stored while the next tile is being
+// multiplied.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>

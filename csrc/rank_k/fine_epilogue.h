@@ -1,6 +1,6 @@
-// The epilogue of symmetric results in fine tiles. There is no next tile whose products would hide
-// it, so what counts is how soon it ends: warps store what they hold on their own, without barriers
-// between them, and not by TMA, which takes a thousand cycles for a block.
+// The epilogue of symmetric results in fine tiles. No next tile has products that would hide this
+// epilogue, so it has to be short. Each warp stores the rows that it holds without waiting for
+// other warps, and not by TMA, which takes a thousand cycles for a block.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>

@@ -1,5 +1,5 @@
-// The roles of symmetric updates in fine tiles, a block for each: a thread copies, two warpgroups
-// multiply and store, sharing the squares of a diagonal unit.
+// The roles of symmetric updates in fine tiles, with one thread block for each tile. A thread
+// copies, and two warpgroups multiply and store. They share the squares of a diagonal unit.
 #pragma once
 
 #include "rank_k/fine_epilogue.h"

@@ -5,7 +5,7 @@
 namespace jgg {
 namespace {
 
-// All of a, then all of b if there is one.
+// Operand a of all stacks, then operand b of all, if there is one.
 std::vector<parts::MatrixStack> operands_of(RankKArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (auto operand : {&RankKStack::a, &RankKStack::b}) {

@@ -1,4 +1,4 @@
-// From updates of float32 operands to updates of their float16 parts.
+// Turns updates of float32 operands into updates of their float16 parts.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Updates of float32 operands: split, then multiplied as their parts.
+// Launches updates of float32 operands: splits the operands, then multiplies their parts.
 #pragma once
 
 #include "parts/listed.h"

@@ -1,5 +1,5 @@
-// Copies tokens to rows, token by token: each is read once, however many copies there are and
-// whatever fits into the cache.
+// Copies tokens to rows, token by token. Each token is read once, even if it is copied several
+// times and does not stay in the cache.
 #include "rows/vector.h"
 
 namespace jgg::rows {

@@ -1,4 +1,4 @@
-// Copies tokens to rows, row by row: for indices of which the inverse is not known.
+// Copies tokens to rows, row by row, if the inverse of the indices is not known.
 #include <algorithm>
 
 #include "rows/vector.h"

@@ -1,5 +1,5 @@
-// Inner products of every token with its rows: the gradient of the weights of a sum. A warp has a
-// token, and its lanes' sums are added up in the same order every time.
+// Inner products of every token with its rows: the gradient of the weights of a weighted sum of
+// rows. A warp computes a token, and the sums of its lanes are always added up in the same order.
 #include "rows/vector.h"
 
 namespace jgg::rows {

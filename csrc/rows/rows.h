@@ -1,9 +1,9 @@
-// The kernels that move rows of a mixture-of-experts layer, as the bindings see them.
+// The interface of the kernels that move rows of a mixture-of-experts layer.
 //
-// A token has `choices` pairs, (token, choice), and a pair at most one row of [rows, columns]:
-// its expert's copy of the token. Three functions of tokens x, rows y and weights w are the partial
-// derivatives of the sum of w[t, c] <x[t], y[row of (t, c)]> over all pairs that have a row:
-// `dispatch_rows` that by y, `combine_rows` that by x and `row_dots` that by w.
+// A token has `choices` pairs (token, choice). A pair has at most one row of [rows, columns], which
+// is its expert's copy of the token. Let f be the sum of w[t, c] <x[t], y[row of (t, c)]> over all
+// pairs that have a row, with tokens x, rows y and weights w. `dispatch_rows` computes the partial
+// derivative of f by y, `combine_rows` that by x, and `row_dots` that by w.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,8 @@
-// Blocks take consecutive pairs, warps consecutive pairs of their block's. Each warp counts its
-// pairs of every expert. Counts of experts before, of blocks before, and of warps before add up to
-// the place of a warp's first pair of an expert; from there the warp hands out places in the order
-// of its pairs. Nothing depends on which block or warp runs first.
+// A block takes consecutive pairs, and each of its warps takes consecutive pairs of these. Each
+// warp counts its pairs of every expert. The first place of a warp's pairs of an expert is the sum
+// of three counts: all pairs of earlier experts, and the pairs of this expert in earlier blocks and
+// in earlier warps of the block. From there the warp gives out places in the order of its pairs.
+// Nothing depends on which block or warp runs first.
 #include <cstdint>
 
 #include "rows/sort_by_expert.h"

@@ -1,4 +1,4 @@
-// Some consecutive elements of a row, and how threads share rows.
+// Several consecutive elements of a row, and how threads share rows.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,6 +1,6 @@
-// The noncontracting product of operands whose scales are the same all along K: a scale a row or
-// one of all of lhs, a scale a column or one of each matrix of rhs. The epilogue multiplies by
-// them.
+// The noncontracting product of operands whose scales do not change along K. lhs has one scale for
+// each row or one for all, and rhs has one scale for each column or one for each matrix. The
+// epilogue multiplies by these scales.
 #pragma once
 
 #include "scaled/noncontracting.h"

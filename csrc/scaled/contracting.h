@@ -1,13 +1,14 @@
 // out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
 // in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
-// of a step lie next to each other. Scales of rhs are those of each block, or the same of all.
+// of a step lie next to each other. rhs has scales for each block, or the same scales for all
+// blocks.
 //
 // Multiplying by two scales that change from step to step takes a fifth of the kernel's time. If
-// the scales of one operand do not change, they are applied at the end, and the result is
-// transposed if that operand should have been lhs.
+// the scales of one operand do not change, that operand is rhs here, and its scales are applied at
+// the end. If the caller's lhs is rhs here, the result is transposed.
 //
-// Two products with the same rhs are one launch: the rows of the second follow the rows of the
-// first, which are padded to whole tiles.
+// Two products with the same rhs are one launch: the rows of the second product follow the rows of
+// the first, which are padded to whole tiles.
 #pragma once
 
 #include "ragged/hints.h"

@@ -1,5 +1,5 @@
-// The noncontracting product of FP8 operands of which rows of lhs are anywhere in memory
-// (sm90/gather.h), and their scales with them.
+// The noncontracting product of FP8 operands if the rows of lhs, and their scales, lie anywhere in
+// memory (sm90/gather.h).
 #pragma once
 
 #include "dispatch.h"

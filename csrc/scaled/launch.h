@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled FP8 kernel, and its launch.
+// Selects the compiled FP8 kernel by the run-time arguments, and launches it.
 #pragma once
 
 #include <type_traits>

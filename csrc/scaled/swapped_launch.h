@@ -1,4 +1,4 @@
-// From run-time arguments to one compiled kernel for groups of few rows, and its launch.
+// Selects the compiled kernel for groups of few rows by the run-time arguments, and launches it.
 #pragma once
 
 #include "scaled/launch.h"

@@ -1,4 +1,4 @@
-// FP8 operands and their results in the terms of the TMA descriptors.
+// FP8 operands and their results as the TMA descriptors see them.
 #pragma once
 
 #include "scaled/scaled_ragged_dot.h"

@@ -1,4 +1,4 @@
-// Assigns units of work to a cluster, where the last wave is cut along K (stream-K).
+// Assigns units of work to a cluster if the last wave is cut along K (stream-K).
 #pragma once
 
 #include "scheduler/ceil_div.h"

@@ -1,5 +1,5 @@
-// The tiles of the contracting product where some are cut along their rows, so that unequal groups
-// keep all clusters busy.
+// The tiles of the contracting product if some tiles are cut along their rows, so that unequal
+// groups keep all clusters busy.
 #pragma once
 
 #include "scheduler/assignment.h"

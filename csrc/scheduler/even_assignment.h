@@ -1,4 +1,4 @@
-// Assigns units of work to a block, where all units are cut along K into equal shares.
+// Assigns units of work to a block if all units are cut along K into equal shares.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
-// The tiles of a list of products of unequal shapes, for one persistent launch, in either of two
-// ways: every cluster searches the list for its next tile, as CUTLASS's kDeviceOnly visitor does,
-// or reads it from a table that was made when the shapes became known, as with kHostPrecompute.
+// The tiles of a list of products of unequal shapes, for one persistent launch. There are two ways
+// to find a tile. Every cluster searches the list for its next tile, as CUTLASS's kDeviceOnly
+// visitor does, or every cluster reads its tiles from a table that was made when the shapes became
+// known, as with kHostPrecompute.
 #pragma once
 
 #include "scheduler/ceil_div.h"

@@ -1,5 +1,6 @@
-// The tiles of a list of unequal products, those with the longest mainloop first: a schedule of
-// square tiles for blocks that work on their own. Host and device, no CUDA types.
+// The tiles of a list of unequal products, ordered so that tiles with the longest mainloop come
+// first: a schedule of square tiles for blocks that work on their own. Host and device, no CUDA
+// types.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The tiles of the two ragged products. A schedule is walked by a whole warp, in ascending units;
+// The tiles of the two ragged products. A whole warp walks a schedule in ascending order of units.
 // CTA `rank` of a cluster gets its own tile of each unit. One lane writes the tile, which may be in
 // shared memory.
 #pragma once

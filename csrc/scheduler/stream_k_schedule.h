@@ -1,4 +1,4 @@
-// The tiles of the noncontracting product where the last wave is cut along K.
+// The tiles of the noncontracting product if the last wave is cut along K.
 #pragma once
 
 #include "scheduler/assignment.h"

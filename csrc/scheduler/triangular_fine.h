@@ -1,5 +1,6 @@
-// The tiles of symmetric results where there are too few of those in triangular.h for all
-// multiprocessors: smaller ones, one for each block. Host and device, no CUDA types.
+// The tiles of symmetric results that have too few tiles of triangular.h for all multiprocessors.
+// The tiles here are smaller, and each has a thread block of its own. Host and device, no CUDA
+// types.
 #pragma once
 
 #include <type_traits>

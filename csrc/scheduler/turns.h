@@ -1,6 +1,6 @@
-// Assigns units of work to clusters. Nothing is counted in memory, which would have to be
-// reset before each launch: every cluster works out the turns of all, so the same sizes always give
-// the same turns.
+// Assigns units of work to clusters. There is no counter in memory, because it would have to be
+// reset before each launch. Instead every cluster works out the turns of all clusters, so the same
+// sizes always give the same turns.
 #pragma once
 
 #include "scheduler/host_device.h"

@@ -1,10 +1,11 @@
 // Shared-memory barriers and the ring of stages that they guard.
 //
-// CUTLASS 4.2's barriers and fences are volatile, which orders them among each other, but they do
-// not clobber memory: the compiler may move an ordinary load or store across them. Those of this
-// file and of cluster.h are compiler fences as well, and nothing else uses CUTLASS's. What
-// epilogues repeat is one statement each: three of them counted against inlining, and WGMMAs of a
-// loop that is not inlined are serialised (C7520).
+// CUTLASS 4.2's barriers and fences are volatile, so the compiler keeps their order among each
+// other. They do not clobber memory, so the compiler may move an ordinary load or store across
+// them. The barriers and fences of this file and of cluster.h are compiler fences too, and no other
+// file uses CUTLASS's. A function here that epilogues call repeatedly is a single statement. With
+// three statements the compiler did not inline loops that call it, and serialised their WGMMAs
+// (C7520).
 #pragma once
 
 #include <cutlass/arch/barrier.h>

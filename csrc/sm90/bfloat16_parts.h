@@ -1,14 +1,15 @@
 // How a float32 becomes bfloat16 parts that the tensor cores multiply.
 //
-// x = p0 + p1 + ..., each part the next eight bits of x. Three parts are all of it, two leave out
-// the last eight bits. Bfloat16 has the exponents of float32, so that, unlike the float16 parts of
-// sm90/float16_parts.h, these need no scale, and nobody has to look at a whole group first. In
-// exchange there are more of them: six products of three parts are as good as a product of float32,
-// where three of two float16 parts would do.
+// x = p0 + p1 + ..., where each part has the next eight bits of x. Three parts have all bits of x,
+// and two parts leave out the last eight bits. Bfloat16 has the exponents of float32. These parts
+// therefore need no scale, unlike the float16 parts of sm90/float16_parts.h, and no pass over a
+// whole group first. In exchange there are more of them: a product as good as float32 takes six
+// products of three bfloat16 parts, but only three products of two float16 parts.
 //
-// Products of first parts are kept apart from the others, which are corrections. Where an operand
-// is infinite, its second part is NaN, and so are the corrections: they are dropped then. A NaN has
-// to show in the first part, which is its upper half, as those do that arithmetic makes.
+// Products of first parts are summed apart from all other products, which are corrections. If an
+// operand is infinite, its second part is NaN, and so are the corrections, which are then dropped.
+// A NaN must therefore show in the first part, the upper half of the float32. The NaNs that
+// arithmetic makes do.
 #pragma once
 
 #include <cuda_bf16.h>

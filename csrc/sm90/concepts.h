@@ -1,5 +1,5 @@
-// The contract between the engine and what is built on it: what a problem has to have, what roles,
-// fixups and epilogues have. Every shell and loop of the engine asks for these.
+// The contract between the engine and what is built on it: what a problem, roles, a fixup and an
+// epilogue must have. Every shell and loop of the engine asks for these concepts.
 #pragma once
 
 #include <cuda_runtime.h>

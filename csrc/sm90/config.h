@@ -1,4 +1,4 @@
-// Everything about a kernel that is fixed at compile time, and the shared memory that follows.
+// Everything about a kernel that is fixed at compile time, and the layout of its shared memory.
 #pragma once
 
 #include <cutlass/cutlass.h>

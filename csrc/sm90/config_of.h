@@ -1,4 +1,4 @@
-// Compiled types of run-time ones, and the configurations that follow from them.
+// The CUTLASS types of run-time element types, and the kernel configurations that follow from them.
 #pragma once
 
 #include <cutlass/numeric_types.h>

@@ -1,4 +1,4 @@
-// The consumers: each multiplies its half of every tile's rows, and stores it.
+// The consumers: each multiplies its half of the rows of every tile, and stores this half.
 #pragma once
 
 #include "sm90/concepts.h"

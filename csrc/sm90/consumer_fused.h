@@ -1,5 +1,5 @@
-// Consumers whose epilogue does more with a tile than to store it, and wants to know more of it
-// than there are registers for.
+// Consumers whose epilogue does more with a tile than store it. Such an epilogue needs more data
+// about the tile than registers can hold.
 #pragma once
 
 #include "sm90/consumer_pingpong.h"

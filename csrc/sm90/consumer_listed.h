@@ -1,4 +1,4 @@
-// Consumers of lists of problems: they take tiles of two widths, and an epilogue that may scale and
+// Consumers of lists of problems. They take tiles of two widths, and their epilogue may scale and
 // add.
 #pragma once
 

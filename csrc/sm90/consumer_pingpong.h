@@ -1,5 +1,5 @@
-// Consumers that take turns: each multiplies whole tiles, every other one, and stores its tile
-// while the other one multiplies.
+// Consumers that take turns. Each consumer multiplies all of every other tile, and stores this tile
+// while the other consumer multiplies.
 //
 // Stages are filled in the order of the tiles, as if one consumer read them all. A consumer skips
 // stages of the other consumer's tiles, and may look at its own stages only when it is its turn: a

@@ -1,10 +1,10 @@
 // How a float32 becomes float16 parts that the tensor cores multiply.
 //
 // A power of two for each group and operand brings the largest finite magnitude of the group to
-// [2^14, 2^15). Scaled like that, x = high + low / 2^11 with both parts in float16: high has x's
-// upper 11 bits, low the 12 or 13 that are left, rounded to 11. The product is then
+// [2^14, 2^15). With this scale, x = high + low / 2^11 with both parts in float16: high has
+// x's upper 11 bits, and low has the other 12 or 13 bits, rounded to 11. The product is then
 //   x y = (high high') + (high low' + low high') / 2^11,
-// short of low low' / 2^22, which is as small as the rounding errors of float32. The factor 2^11
+// without low low' / 2^22, which is as small as the rounding errors of float32. The factor 2^11
 // (Ootomo and Yokota, 2022) keeps the low parts out of float16's subnormal numbers, so elements
 // down to 2^-27 of the largest of their group keep all their bits, and smaller ones lose them
 // gradually.

@@ -1,17 +1,17 @@
 // Warps that load an lhs whose rows lie anywhere in memory.
 //
-// A TMA box may have a single row. Where the swizzle puts its pieces follows from bits of the
-// address in shared memory, so a row lands where the box of a whole tile would have put it, and the
-// stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any other.
+// A TMA box may have a single row. The swizzle places the pieces of the row by bits of their
+// address in shared memory. A row therefore lands where the box of a whole tile would have put it,
+// and the stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any
+// other.
 //
-// The rate of issue limits such boxes: 128 of them take longer than the products of a K tile. So
-// clusters share the lhs of all their tiles, and each CTA loads half of the rows for both, by two
-// warps, a box in about 20 cycles each. The thread that issues has to be an elected one: of any
-// other choice the compiler does not know that it is one, makes a loop over lanes of each
-// instruction, and a box takes 65 cycles.
+// The rate of issue limits such boxes: 128 of them take longer to issue than the products of a K
+// tile take. Clusters therefore share the lhs of all their tiles, and each CTA loads half of the
+// rows for both CTAs, by two warps that issue a box in about 20 cycles each. The issuing thread has
+// to be an elected one. If it is chosen in another way, the compiler does not know that it is a
+// single thread, makes a loop over lanes of each instruction, and a box takes 65 cycles.
 //
-// FP8 kernels, whose steps take longer, have all of a CTA's rows loaded by itself:
-// scales/gather.h.
+// The steps of FP8 kernels take longer, so each CTA loads all of its rows itself: scales/gather.h.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>

@@ -1,39 +1,43 @@
-// The shell of every kernel with WGMMA, of few_rows/ and of packed/: barriers, a warpgroup that
-// brings work and operands, and those that multiply and store.
+// The shell of every kernel with WGMMA and of the kernels of few_rows/ and packed/: barriers, a
+// warpgroup that brings work and operands, and warpgroups that multiply and store.
 //
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
-//   0          2, 3  Roles::bring     kRegisters.load     what no box of TMA brings, if there is
-//                                                         any: rows by their numbers (gather.h),
-//                                                         scales and rows of tokens by cp.async
-//   1          all   Roles::convert   kRegisters.convert  rows in parts, if operands are split on
-//                                                         the way; without it, consumers come first
-//   1, 2       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
+//   0          2, 3  Roles::bring     kRegisters.load     data that no box of a whole tile has:
+//                                                         rows by their numbers (gather.h), scales
+//                                                         and rows of tokens by cp.async
+//   1          all   Roles::convert   kRegisters.convert  splits rows into parts; in kernels that
+//                                                         do not, consumers are warpgroups 1, 2
+//   2, 3       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
 //
-//   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
-//     three blocks a multiprocessor   40, 64 FP8 groups of few rows
+//   registers of a thread             load, multiply
+//     whole tiles                     40, 232
+//     pieces of tiles                 56, 224
+//     FP8 groups of few rows          40, 64 (three blocks a multiprocessor)
 //     packed/decoding.h               72, 216; 48, 96 with two blocks a multiprocessor
-//     with convert                    40, 88 to convert, 192
-//     as launched                     two blocks of 128 a thread in few_rows/, of 80 in packed/
+//     with convert                    40, 192, and 88 to convert
+//     few_rows/                       128 for every thread, as launched; two blocks
+//     packed/streaming.h              80 for every thread, as launched; two blocks
 //
 //   barrier      arrivals that complete it
 //   full         1 of the thread that loads, and the bytes of the stage (few_rows/, packed/: and
 //                every thread that brings rows)
 //   empty        each consumer (FP8, few_rows/, packed/: each of its warps) of each CTA of the
-//                cluster, as a multicast fills the stage of all of them; where consumers take
-//                turns, the one whose tile it is
+//                cluster, because a multicast fills the stage in all CTAs; where consumers take
+//                turns, only the consumer whose tile it is
 //   scales_full  every thread of the warps that load scales
-//   rows_full    each warp that converts rows; their stage's weights have weights_full, as full is
+//   rows_full    each warp that converts rows; the weights of the stage have a barrier of their
+//                own, weights_full, with the arrivals of full
 //   work_full    1 of the warp that schedules
 //   work_empty   each warp that loads, and every warp of the consumers
 //   free, full of fixup/exchange.h: 1 each, and the bytes of the sums
 //
 //   named barriers: barrier.h
 //
-// Kernels of fine tiles, a block for each, have other warps (rank_k/fine_roles.h), and those of
-// contracting products two sets of roles (ragged/contracting_roles.h): both say themselves what a
-// block does, and only its threads, shared memory and launch are the shell's.
+// Kernels of fine tiles, with a block for each tile, have other warps (rank_k/fine_roles.h).
+// Kernels of contracting products have two sets of roles (ragged/contracting_roles.h). The roles of
+// both say what a block does; only its threads, its shared memory and its launch are the shell's.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>

@@ -1,9 +1,9 @@
 // Keeps the clusters of a launch in step along K.
 //
 // Clusters that work on neighbouring tiles read the same rows and columns, and find them in L2 if
-// they are at about the same step. All begin together, but a tile of few rows takes half as long as
-// a full tile, and its cluster is then half a tile ahead. So no cluster begins a tile before all
-// clusters have loaded their tiles of the turn before.
+// they are at about the same step. All clusters begin together, but a tile of few rows takes half
+// as long as a full tile, and its cluster is then half a tile ahead. Therefore no cluster begins a
+// tile before all clusters have loaded their tiles of the turn before.
 //
 // Lockstep serves only speed. A cluster that has waited for as long as four tiles take does not
 // wait again in this launch, because other kernels may hold part of the device, so that not all

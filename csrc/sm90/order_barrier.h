@@ -1,5 +1,5 @@
-// The order in which two consumers do what they may not do at the same time, as
-// `cutlass::OrderedSequenceBarrier` has it for any number.
+// The order in which two consumers do what only one of them may do at a time. It is like
+// `cutlass::OrderedSequenceBarrier`, which takes any number of consumers.
 #pragma once
 
 #include "sm90/config.h"

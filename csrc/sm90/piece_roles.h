@@ -1,6 +1,6 @@
-// The roles of kernels of 16-bit products that cut tiles along K. They are apart from the others,
-// because every translation unit that includes `fixup/pieces.h` has a table of announcements in
-// device memory.
+// The roles of kernels of 16-bit products that cut tiles along K. They are not in roles.h, because
+// every translation unit that includes `fixup/pieces.h` has a table of announcements in device
+// memory.
 #pragma once
 
 #include "sm90/fixup/pieces.h"

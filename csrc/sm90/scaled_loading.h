@@ -1,4 +1,4 @@
-// Loads of FP8 kernels: a thread copies operands, and two warps load scales.
+// The loads of FP8 kernels: a thread copies operands, and two warps load scales.
 #pragma once
 
 #include "sm90/scales/gather.h"

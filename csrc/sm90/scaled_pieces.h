@@ -1,4 +1,4 @@
-// Schedule and fixup of FP8 kernels whose last wave is cut along K.
+// The schedule and the fixup of FP8 kernels whose last wave is cut along K.
 #pragma once
 
 #include "sm90/fixup/partial_sums.h"

@@ -1,5 +1,5 @@
-// Code that the swap-AB kernels for groups of few rows share. A tile is multiplied with as many
-// rows as it has, and a role takes one tile after the other.
+// Code that the swap-AB kernels for groups of few rows share. A tile is multiplied with only as
+// many rows as it has, and a role takes one tile after the other.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // The roles of float32 kernels for groups of few rows: a thread copies weights, a warpgroup brings
-// rows in parts, two multiply and store.
+// rows in parts, and two warpgroups multiply and store.
 #pragma once
 
 #include "sm90/mainloop/swapped_split.h"

@@ -1,4 +1,4 @@
-// Defaults of roles: whole tiles, in blocks of three warpgroups that have a multiprocessor each.
+// Defaults of roles: whole tiles, in blocks of three warpgroups, one block on each multiprocessor.
 #pragma once
 
 #include "sm90/config.h"

@@ -1,4 +1,4 @@
-// WGMMA: descriptors of its operands in shared memory, and the order in which a batch is issued.
+// WGMMA: descriptors of operands in shared memory, and the order in which a batch is issued.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>

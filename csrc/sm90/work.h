@@ -1,4 +1,4 @@
-// The ring of work tiles: the warp that schedules fills it, all others read it.
+// The ring of work tiles: the warp that schedules fills it, and all other warps read it.
 #pragma once
 
 #include "scheduler/turns.h"

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.invariance import Invariant, invariant, is_enabled
 _INT32 = np.iinfo(np.int32)
 
 # Captured at import, because a user may put our function in its place.
-_jax_ragged_dot_general = lax.ragged_dot_general
+jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
 """Who computes an operation: its kernels, or XLA. "reference" is another name of "xla"."""
@@ -97,11 +97,17 @@ def as_array(name: str, x: Any) -> jax.Array:
                 f"{name} must be an array of numbers, got a {type(x).__name__}: checkpoints.qwix() "
                 "makes a QuantizedArray of it"
             )
-        value = reprlib.repr(x)
-        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {_described(x)}")
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         raise TypeError(f"{name} must be an array of numbers, got {jax.typeof(x)}")
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def _described(x: Any) -> str:
+    """Returns the type and value of what should be an array, and how to make one of it."""
+    is_convertible = isinstance(x, (list, tuple)) or hasattr(x, "__jax_array__")
+    advice = "; jnp.asarray() makes an array of it" if is_convertible else ""
+    return f"{type(x).__name__}: {reprlib.repr(x)}{advice}"
 
 
 def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Array) -> None:
@@ -189,7 +195,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
     elif isinstance(x, int) and not isinstance(x, bool):
         x = np.asarray(min(max(x, _INT32.min), _INT32.max))
     if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} must be integers, got {type(x).__name__}: {reprlib.repr(x)}")
+        raise TypeError(f"{name} must be integers, got {_described(x)}")
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
     if x.dtype == jnp.int32:
@@ -280,7 +286,7 @@ def evaluate_as_jax(
 @functools.lru_cache(maxsize=1024)
 def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(
-        _jax_ragged_dot_general,
+        jax_ragged_dot_general,
         ragged_dot_dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,

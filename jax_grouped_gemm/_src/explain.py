@@ -49,15 +49,19 @@ class Explanation:
       device: the device that the plans are for, in words.
       transfers: what the operations and layers of this package, and every `jax.shard_map`, move
         between devices.
+      of_jax: how many products `jax.lax.ragged_dot` or `jax.lax.ragged_dot_general` computes, which
+        have no plan. Inside `adapters.replace_lax` these are products that this package does not
+        support.
     """
 
     plans: tuple[Plan[Any], ...]
     device: str
     transfers: tuple[Transfer, ...] = ()
+    of_jax: int = 0
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of scratch memory of all kernels; XLA shares it between those that run in turn."""
+        """Bytes of scratch memory of all kernels; kernels that run one after the other share it."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
@@ -68,6 +72,12 @@ class Explanation:
             lines.append(f"workspace {self.workspace_bytes} bytes in all, {most} at a time")
         else:
             lines.append("no grouped matmuls")
+        if self.of_jax:
+            products = "product" if self.of_jax == 1 else "products"
+            lines.append(
+                f"JAX's own jax.lax.ragged_dot runs {self.of_jax} {products} without a plan; "
+                "jgg.adapters.replace_lax() switches those that this package supports"
+            )
         return "\n".join([*lines, *self._traffic()])
 
     def _traffic(self) -> Iterator[str]:
@@ -92,8 +102,8 @@ def explain(
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes XLA decides how operands are split. To find out, `explain` compiles the program, with
-    operations of this package that compute nothing.
+    axes XLA decides how operands are split. To find out, `explain` compiles the program. In this
+    compiled program the operations of this package compute nothing.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
@@ -141,10 +151,11 @@ def explain(
             jax.jit(of_arrays).lower(*arrays).compile()
     else:
         jaxpr, recorder = jax.make_jaxpr(of_arrays)(*arrays).jaxpr, Recorder()
-    found = list(_Walk(target, recorder).over(jaxpr, "", {}))
+    walk = _Walk(target, recorder)
+    found = list(walk.over(jaxpr, "", {}))
     plans = (x for x in found if not isinstance(x, Transfer))
     transfers = (x for x in found if isinstance(x, Transfer))
-    return Explanation(tuple(plans), device, (*transfers, *recorder.transfers))
+    return Explanation(tuple(plans), device, (*transfers, *recorder.transfers), walk.of_jax)
 
 
 _TIMES = "with the clock and the memory of an H200"
@@ -179,6 +190,7 @@ class _Walk:
 
     target: Target
     recorder: Recorder
+    of_jax: int = 0
 
     def over(
         self, jaxpr: Jaxpr, owner: str, axis_sizes: Mapping[str, int]
@@ -190,6 +202,7 @@ class _Walk:
         for eqn in jaxpr.eqns:
             if op := ops.get(eqn.primitive):
                 yield from self._operation(op, eqn, axis_sizes)
+            self.of_jax += eqn.primitive.name == "ragged_dot_general"
             yield from of_equation(eqn, owner, axis_sizes)
             inside, sizes = owner, axis_sizes
             if eqn.primitive.name == "shard_map":

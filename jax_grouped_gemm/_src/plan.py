@@ -253,22 +253,22 @@ class Plan(Generic[P]):
 
     Attributes:
       problem: the problem to compute.
-      kernel: a compiled kernel, `XLA`, several operations, or nothing.
-      reason: why no kernel computes it, or why the kernel gets copies of arrays that TMA cannot
-        address.
+      kernel: what computes the call: a compiled kernel, `XLA`, several operations, or nothing.
+      reason: why no kernel computes the call, or why the kernel gets copies of arrays that TMA
+        cannot address.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
-        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands.
+      terms: products of float16 parts for one product of float32 operands, 1 or 3. With few rows a
+        group, parts are bfloat16, with the precision of that many products. 0 for other operands.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
       chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile
         given to `jax_grouped_gemm.use_tiles`.
       candidates: the compiled configurations that can run the problem, () without a kernel.
-      product: which product of a ragged matmul it is; None for derivatives of second order and for
+      product: which product of a ragged matmul the call is; None for second derivatives and for
         other operations.
       notes: further text of `explain`.
     """

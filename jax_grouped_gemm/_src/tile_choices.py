@@ -75,9 +75,9 @@ def use_tiles(
     The context covers the products that this thread calls or traces inside, also in Flax layers and
     in functions under `jax.jit`. It covers their gradients even if those are computed outside. A
     jitted function is traced and compiled again for each set of choices. An inner context takes
-    precedence over an outer one. Choices that the inner one leaves out come from the outer one, or
-    else from the plans' defaults. The context can decorate a function. It does not affect symmetric
-    updates and products that no kernel runs (see `explain`).
+    precedence over an outer one. Choices that the inner context leaves out come from the outer
+    context, or else from the plans' defaults. The context can decorate a function. It does not
+    affect symmetric updates and products that no kernel runs (see `explain`).
 
     Args:
       forward: the configuration of all products that are called: `ragged_dot`,
@@ -88,7 +88,7 @@ def use_tiles(
         `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for
-    that product. Any other raises a `ValueError` that lists them when the product is traced.
+    that product. Any other configuration raises a `ValueError` with this list at trace time.
 
     Raises:
       TypeError: an argument is of another type.

@@ -28,8 +28,8 @@ class Transfer:
         gets the sum or a part of it. "sends": devices exchange parts.
       op: the operation, "jax.shard_map" for collectives inside one, or the function of a layer.
       what: the array.
-      bytes: the size of the array on a device, after the transfer for "gathers", before it
-        otherwise.
+      bytes: the size of the array on a device: after the transfer for "gathers", and before it for
+        the other kinds.
       devices: the number of devices that take part.
       instead: a function or option that avoids the transfer; empty if it cannot be avoided.
     """

@@ -47,16 +47,16 @@ def quantize_params(
         y, losses = model.apply({"params": params, "quantized": quantized}, x)
 
     The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
-    `variable_axes={"params": 0, "quantized": 0}`; a stack of parameters becomes a stack of
-    quantised ones. Parameters are not rounded to the `dtype` of a layer before they are quantised.
+    use `variable_axes={"params": 0, "quantized": 0}`; stacked parameters become stacked quantised
+    weights. Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
     Four kinds of layers read no quantised weights: layers without a recipe, with a recipe whose
     `forward` or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are
     not a multiple of 128 features. Pass `params` without these layers.
 
-    For layers without a recipe, pass a format in its place. The weights are then frozen, and each
-    is a `jax_grouped_gemm.QuantizedArray`. Layers then do not read wi_0, wi_1 and wo, so "params"
-    need not contain them. The collection may also be written by hand, from a checkpoint:
+    For layers without a recipe, pass a format in place of the recipe. The weights are then frozen,
+    and each is a `jax_grouped_gemm.QuantizedArray`. Layers then do not read wi_0, wi_1 and wo, so
+    "params" need not contain them. The collection may also be written by hand, from a checkpoint:
     `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` at the place of the layer.
 
     Args:

@@ -23,6 +23,15 @@ def operands(rng):
     return jnp.asarray(lhs, jnp.float32), jnp.asarray(rhs, jnp.float32), jnp.asarray(SIZES)
 
 
+@pytest.fixture
+def lines_in_programs():
+    """Programs name the lines of Python that they come from, as for users."""
+    limit = jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_traceback_in_locations_limit", 10)
+    yield
+    jax.config.update("jax_traceback_in_locations_limit", limit)
+
+
 def is_ours(function, *arguments) -> bool:
     """Whether a program multiplies by this package alone."""
     text = str(jax.make_jaxpr(function)(*arguments))
@@ -165,12 +174,60 @@ class TestReplaceLax:
             out = ragged_dot_general(x, x, sizes, numbers)
         np.testing.assert_array_equal(out, want)
 
-    def test_an_unknown_jax(self, operands, monkeypatch):
-        monkeypatch.setattr(jax.lax, "ragged_dot", lambda lhs, rhs, sizes: jnp.sin(lhs))
+    def test_first_use_under_explicit_axes(self, operands):
         adapters._original.cache_clear()
-        with pytest.raises(RuntimeError, match="ragged_dot of JAX .* built of sin"):
-            adapters.replace_lax_always()
-        monkeypatch.undo()
+        with jax.set_mesh(jax.make_mesh((2,), ("x",))):
+            with adapters.replace_lax():
+                assert is_ours(ragged_dot, *operands)
+
+    def test_programs_name_the_lines_of_the_user(self, operands, lines_in_programs):
+        def lowered():
+            return jax.jit(lambda *x: ragged_dot(*x)).lower(*operands).as_text(debug_info=True)
+
+        with adapters.replace_lax():
+            ours = lowered()
+        for text in (ours, lowered()):
+            assert "test_adapters.py" in text
+            assert "adapters.py" not in text.replace("test_adapters.py", "") and "_src" not in text
+
+    def test_a_primitive_that_others_have_wrapped(self, operands, monkeypatch):
+        with adapters.replace_lax():
+            primitive = adapters._original()
+        calls, theirs = [], type(primitive).bind.__get__(primitive)
+        monkeypatch.setattr(
+            primitive, "bind", lambda *args, **params: calls.append(1) or theirs(*args, **params)
+        )
+        with adapters.replace_lax():
+            assert is_ours(lambda *x: ragged_dot(*x), *operands)
+        with_theirs = len(calls)
+        assert not is_ours(lambda *x: ragged_dot(*x), *operands)
+        assert len(calls) == with_theirs + 1
+
+    def test_a_function_that_the_user_has_replaced(self, operands, monkeypatch):
+        """As code does that puts our function in place of JAX's."""
+        adapters._original.cache_clear()
+        monkeypatch.setattr(jax.lax, "ragged_dot", jgg.ragged_dot)
+        with adapters.replace_lax():
+            assert is_ours(lambda *x: jax.lax.ragged_dot(*x), *operands)
+            assert is_ours(lambda *x: ragged_dot(*x), *operands)
+
+    @pytest.mark.parametrize(
+        "function, built",
+        [
+            (jnp.sin, r"\('sin', 1, "),
+            (lambda x: jnp.sin(jnp.cos(x)), r"\('cos', 1, .*\('sin', 1, "),
+        ],
+    )
+    def test_an_unknown_jax(self, function, built, operands, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                adapters, "jax_ragged_dot_general", lambda lhs, *_, **numbers: function(lhs)
+            )
+            adapters._original.cache_clear()
+            with pytest.raises(
+                RuntimeError, match=f"ragged_dot_general of JAX .* built of .{built}"
+            ):
+                adapters.replace_lax_always()
         adapters._original.cache_clear()
         with adapters.replace_lax():
             assert is_ours(ragged_dot, *operands)

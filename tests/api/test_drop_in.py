@@ -118,10 +118,23 @@ class TestMessages:
         with pytest.raises(ValueError, match="precision must be .*'foo'"):
             jgg.ragged_dot(*operands, SIZES, precision="foo")
 
+    def test_lists_and_variables_of_flax(self, operands):
+        advice = r"must be .*, got {}: .*; jnp\.asarray\(\) makes an array of it"
+        with pytest.raises(TypeError, match="group_sizes " + advice.format("list")):
+            jgg.ragged_dot(*operands, SIZES.tolist())
+
+        class Variable:
+            def __jax_array__(self):
+                return jnp.asarray(operands[1])
+
+        with pytest.raises(TypeError, match="rhs " + advice.format("Variable")):
+            jgg.ragged_dot(operands[0], Variable(), SIZES)
+        jgg.ragged_dot(operands[0], jnp.asarray(Variable()), jnp.asarray(SIZES.tolist()))
+
     def test_long_lists_are_not_printed(self, operands):
         with pytest.raises(TypeError, match="lhs must be a JAX or NumPy array") as caught:
             jgg.ragged_dot(np.ones((200, 200)).tolist(), operands[1], SIZES)
-        assert len(str(caught.value)) < 300
+        assert len(str(caught.value)) < 350
 
 
 def test_nan_in_rows_of_no_group_with_debug_nans(operands):

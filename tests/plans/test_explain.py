@@ -37,6 +37,22 @@ class TestWhatIsFound:
         assert explanation.plans == ()
         assert "no grouped matmuls" in str(explanation)
 
+    def test_products_of_jax(self):
+        """Code that calls `jax.lax.ragged_dot` is told how to switch."""
+
+        @jax.jit
+        def scanned(lhs, rhs, sizes):
+            return jax.lax.scan(lambda c, x: (c, jax.lax.ragged_dot(x, rhs, sizes)), 0, lhs[None])
+
+        operands = shapes(512, 128, 256, 4)
+        stock = jgg.explain(scanned, *operands)
+        assert (stock.plans, stock.of_jax) == ((), 1)
+        assert "ragged_dot runs 1 product without a plan; jgg.adapters.replace_lax()" in str(stock)
+        with jgg.adapters.replace_lax():
+            ours = jgg.explain(scanned, *operands)
+        assert (len(ours.plans), ours.of_jax) == (1, 0)
+        assert "replace_lax" not in str(ours)
+
     def test_gradient(self):
         def loss(lhs, rhs, sizes):
             return jnp.sum(jgg.ragged_dot(lhs, rhs, sizes).astype(jnp.float32) ** 2)

@@ -1,6 +1,7 @@
-// The epilogue: converts accumulators to the output type and stores them through shared memory by
-// TMA, subtile by subtile. A 16-bit result is packed into half as many registers as its
-// accumulators and stored while the next tile's first steps are being multiplied.
+// The epilogue of consumers that share a tile: converts accumulators to the output type and stores
+// them through shared memory by TMA, subtile by subtile. A 16-bit result is packed into half as
+// many registers as its accumulators and stored while the next tile's first steps are being
+// multiplied.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>

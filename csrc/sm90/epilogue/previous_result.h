@@ -1,5 +1,5 @@
-// Source C of float32 results (beta = 1). A tile of C takes the stages that follow the tile's last
-// K tile, so that C is there when the product is, and many loads are under way.
+// Source C of float32 results (beta = 1). A tile of C is loaded into the stages that follow the
+// tile's last K tile. C is then there when the product is, and many loads are in flight.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

@@ -1,4 +1,4 @@
-// alpha accumulators + beta C, before a tile is stored.
+// Computes alpha * accumulators + beta * C before a tile is stored.
 #pragma once
 
 #include <cutlass/array.h>

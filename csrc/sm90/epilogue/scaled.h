@@ -1,6 +1,7 @@
-// The epilogue: converts the sums of a finished tile and stores them through shared memory by TMA,
-// slice by slice, while the next tile's first step is being multiplied. The sums themselves are not
-// needed before that step's products are added to them, so the delay costs no registers.
+// The epilogue of FP8 products: converts the sums of a finished tile and stores them through shared
+// memory by TMA, slice by slice (some of the tile's columns), while the next tile's first step is
+// being multiplied. That step's products are added to the sums only afterwards, so the delay costs
+// no registers.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>

@@ -1,4 +1,4 @@
-// The result of a transposed tile, through shared memory and TMA.
+// Stores the result of a transposed tile through shared memory and TMA.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

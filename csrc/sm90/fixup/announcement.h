@@ -1,21 +1,20 @@
 // A thread block tells another one of the same launch that its partial sums are in memory.
 //
-// A flag in the workspace does it only where a memset before each launch clears it, which takes 1
-// to 2 us (docs/notes/ragged.md): the workspace holds anything when a launch begins, the flags of
-// the launch before included. No number that the host hands out tells one launch from the next
-// either: a CUDA graph launches with the parameters that it recorded. And a handshake that outwits
-// stale memory needs both blocks to be running, which nobody promises while other kernels hold part
-// of the device.
+// Three simpler ways have drawbacks. A flag in the workspace needs a memset before each launch,
+// which takes 1 to 2 us (docs/notes/ragged.md), because the workspace holds anything when a launch
+// begins, even the flags of the launch before. A number that the host gives to each launch does not
+// tell two launches apart, because a CUDA graph launches with the parameters that it recorded. A
+// handshake that is safe with stale memory needs both blocks to be running, which nobody promises
+// while other kernels hold part of the device.
 //
-// Only a variable of the device is always in a known state: zero when the module is loaded, and
-// then written only by this file. Kernels that run at the same time share it, so it
-// is a table of announcements under way. An entry is zero, or the address of the sums that it
-// announces:
+// Only a variable of the device is always in a known state: it is zero when the module is loaded,
+// and then only this file writes it. Kernels that run at the same time share the variable, so it is
+// a table of current announcements. An entry is zero, or the address of the sums that it announces:
 //   - announce() claims an entry that is zero, and sums are announced once a launch.
 //   - await() waits for the entry of its sums and makes it zero, once for each announcement.
-// So no entry names sums whose launch is over, and launches that run at the same time never have
-// the same workspace: an entry that names the sums waited for was written by this launch, after the
-// sums were.
+// Therefore no entry names sums whose launch is over. Launches that run at the same time never have
+// the same workspace. An entry that names the sums that a block waits for was therefore written by
+// this launch, after the sums were.
 //
 // The workspace holds only a hint where in the table to look. A hint counts only if the entry there
 // names the right sums, so stale and random hints do no harm.

@@ -1,6 +1,6 @@
-// Partial sums of a tile whose steps both CTAs of a cluster have computed half of: each CTA adds up
-// half of the columns. The sums go from registers to the other one's shared memory, to the slots
-// that results leave through.
+// Exchanges the partial sums of a tile if each CTA of a cluster has computed half of its steps.
+// Each CTA adds up half of the columns. The sums go from registers to the other CTA's shared
+// memory, into the slots that results leave through.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>

@@ -1,5 +1,5 @@
-// The mainloop: a producer thread fills a ring of stages by TMA, the consumer warpgroups multiply
-// them with WGMMA.
+// The mainloop of consumers that share a tile: a producer thread fills a ring of stages by TMA, and
+// the consumer warpgroups multiply the stages with WGMMA.
 #pragma once
 
 #include <cute/tensor.hpp>

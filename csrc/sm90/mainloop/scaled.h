@@ -1,6 +1,6 @@
-// The mainloop: a producer thread fills a ring of stages by TMA; the consumer warpgroups multiply
-// each stage, scale its products and add them to float32 sums, or leave the additions to the tensor
-// cores.
+// The mainloop of FP8 products: a producer thread fills a ring of stages by TMA. The consumer
+// warpgroups multiply each stage, scale its products and add them to float32 sums, or leave the
+// additions to the tensor cores.
 #pragma once
 
 #include "sm90/mainloop/scaled_config.h"

@@ -1,4 +1,5 @@
-// Everything about an FP8 kernel that is fixed at compile time, and the shared memory that follows.
+// Everything about an FP8 kernel that is fixed at compile time, and the layout of its shared
+// memory.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The mainloop of a transposed kernel: what each warp and consumer does with one tile.
+// The mainloop of transposed FP8 kernels: what each warp and consumer does with one tile.
 #pragma once
 
 #include "sm90/epilogue/swapped.h"

@@ -1,10 +1,11 @@
 // The compile-time configuration of FP8 kernels for groups of few rows, and their shared memory.
 //
-// In such a group nearly all that is read are weights, and time is what reading them takes. So the
-// weights' columns are on the M side of WGMMA, which comes in 64, and the rows on its N side, which
-// comes in 8: the product is transposed. Few rows then take little shared memory and few registers,
-// and both are left to weights on their way. Tiles are small, so that all multiprocessors are done
-// at about the same time, and blocks are in no clusters, where each would wait for the other.
+// For such a group a kernel reads almost only weights, and takes as long as reading them. The
+// weights' columns are on the M side of WGMMA, which comes in 64, and the rows are on its N side,
+// which comes in 8: the product is transposed. Few rows then take little shared memory and few
+// registers, which leaves room for more weights in flight. Tiles are small, so that all
+// multiprocessors end at about the same time. Blocks are not in clusters, because the blocks of a
+// cluster would wait for each other.
 #pragma once
 
 #include "sm90/mainloop/scaled_config.h"

@@ -1,4 +1,5 @@
-// The mainloop of the kernel for few rows: what each warp and consumer does with one tile.
+// The mainloop of float32 kernels for groups of few rows: what each warp and consumer does with one
+// tile.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>

@@ -1,11 +1,11 @@
 // The compile-time configuration of float32 kernels for groups of few rows, and their shared
 // memory.
 //
-// In such a group nearly all that is read are weights, and time is what reading them takes: a pass
-// that splits them into parts first reads and writes them once more. Here they are split on their
-// way from shared memory to the tensor cores. Those take one operand from registers, the one on
-// the M side, so that is where the weights' columns are, and the rows on the N side: the product is
-// transposed. M comes in 64 and N in 8, so few rows then cost little besides.
+// For such a group a kernel reads almost only weights, and takes as long as reading them. A pass
+// that splits weights into parts first reads and writes them once more, so this kernel splits them
+// on their way from shared memory to the tensor cores. The tensor cores take one operand from
+// registers, the one on the M side. The weights' columns are therefore on the M side and the rows
+// on the N side: the product is transposed. M comes in 64 and N in 8, so few rows then add little.
 #pragma once
 
 #include "sm90/barrier.h"

@@ -1,7 +1,7 @@
 // How rows come to the tensor cores: a warpgroup reads them from memory, splits them, and leaves
-// the parts in shared memory as WGMMA reads its N side, rows of 128 bytes whose pieces of 16 are
-// swizzled. Rows that are not there are left as they are, and only reach rows of the result that
-// are not stored.
+// the parts in shared memory in the layout of WGMMA's N side, rows of 128 bytes whose pieces of 16
+// bytes are swizzled. Rows past the end of the group are not written. What is left in their place
+// only reaches rows of the result that are not stored.
 #pragma once
 
 #include "sm90/mainloop/swapped_split_config.h"

@@ -1,5 +1,5 @@
-// How weights come to the tensor cores: each thread reads its own from a stage, and splits them in
-// registers.
+// How weights come to the tensor cores: each thread reads its own weights from a stage, and splits
+// them in registers.
 #pragma once
 
 #include "sm90/mainloop/swapped_split_config.h"

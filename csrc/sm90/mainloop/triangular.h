@@ -1,5 +1,5 @@
-// The mainloop of symmetric updates: that of sm90/mainloop/cooperative.h, but for narrow tiles on
-// the diagonal.
+// The mainloop of symmetric updates. It differs from sm90/mainloop/cooperative.h only in narrow
+// tiles on the diagonal.
 #pragma once
 
 #include "sm90/mainloop/cooperative.h"

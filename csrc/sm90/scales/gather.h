@@ -1,10 +1,10 @@
-// FP8 kernels of which rows of lhs lie anywhere in memory (gather.h): who loads those, and the
-// scales of the same rows.
+// FP8 kernels whose rows of lhs lie anywhere in memory (gather.h): who loads these rows and their
+// scales.
 //
-// Clusters share weights, as they do without: loads from L2 are what a step waits for, and with
-// rows shared instead there are a quarter more of them. So each CTA loads all 128 of its rows, in
-// boxes for which two warps are too few. The two that bring scales load 48 each, the one that loads
-// weights 32.
+// Clusters share weights, as in kernels that do not gather: a step waits for loads from L2, and
+// sharing rows instead would load a quarter more. Each CTA therefore loads all 128 of its rows,
+// which are more boxes than two warps can issue in time. Three warps load rows: the two that bring
+// scales load 48 rows each, and the warp that loads weights loads 32.
 #pragma once
 
 #include "sm90/gather.h"

@@ -1,4 +1,4 @@
-// Scales of one step on their way from global to shared memory, next to the stage that they belong
+// Copies the scales of one step from global to shared memory, next to the stage that they belong
 // to.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Scales of a tile in memory order, four steps of a row at a time.
+// Loads the scales of a tile if they lie in memory row by row: those of four steps at a time.
 #pragma once
 
 #include <cstdint>

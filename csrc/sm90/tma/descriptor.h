@@ -1,5 +1,5 @@
-// The host builds TMA descriptors. Ragged operands' descriptors are exact for every group although
-// they are built without knowing a single group size, so no descriptor is ever edited on the
+// The host builds TMA descriptors. The descriptors of ragged operands are exact for every group,
+// although they are built without knowing any group size, so no descriptor is ever edited on the
 // device.
 #pragma once
 

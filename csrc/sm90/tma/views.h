@@ -1,4 +1,4 @@
-// Operands and results as the descriptors see them.
+// Operands and results as the TMA descriptors see them.
 #pragma once
 
 #include <cutlass/numeric_types.h>

@@ -92,12 +92,12 @@ def expert_parallel_mlp(
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
         faster, see `explain_expert_parallel`. "ragged_all_to_all" needs tokens that differ along
-        `expert_axis` and along no other axis, and GPUs of one process, which is a default of XLA.
-        On other platforms, and under `jax.vmap(spmd_axis_name=...)`, a reference that gathers takes
-        its place. Under that `vmap`, "auto" is "all_gather".
+        `expert_axis` and along no other axis. It needs GPUs of one process, because XLA by default
+        runs it in one process only. On other platforms, and under `jax.vmap(spmd_axis_name=...)`, a
+        reference that gathers takes its place. Under that `vmap`, "auto" is "all_gather".
       chunks: into how many parts tokens are divided. The layer computes one part after the other.
-        More chunks make the buffers for the worst case smaller by that factor, but matrices are
-        read, and their gradients added, once for each chunk. "auto" is one, which is faster.
+        The buffers for the worst case become smaller by this factor, but matrices are read, and
+        their gradients added, once for each chunk. "auto" is one chunk, which is fastest.
       buffer_factor: None drops nothing. A number is the room for rows on a device, as a multiple of
         the rows of balanced experts. Rows beyond it are dropped and counted in `overflow`. A device
         drops the rows of its last experts first, and an expert drops the rows of its last tokens.
@@ -110,7 +110,7 @@ def expert_parallel_mlp(
         with `overlap`, and "all_to_all" otherwise.
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
-        one chunk. That is faster with copy engines, which `expert_parallel_compiler_options`
+        one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
         requests from XLA. With NCCL's kernels no difference was measured.
       save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
         devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
@@ -120,7 +120,7 @@ def expert_parallel_mlp(
         rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
         recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
-        NCCL's kernels can use the rest; None for all, which is right with copy engines. Products in
+        NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
         FP8 have no limit.
       biases: biases of this device's experts, see `moe.dropless_mlp`. The bias of wo is the same
         on all devices along `tensor_axis`, and added once.
@@ -135,15 +135,15 @@ def expert_parallel_mlp(
 
     Returns:
       y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
-      stats: the number of rows of each device, the largest over the mean, and the number of dropped
-        rows. They cost nothing if they are not used.
+      stats: the number of rows of each device, the largest of these numbers over their mean, and
+        the number of dropped rows. They cost nothing if they are not used.
 
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
       ValueError: an axis is not one of the mesh, or an option is invalid; or `batch_invariant`
-        together with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or where
-        rows cannot travel; or `quantized` with `tensor_axis` or without a recipe.
+        together with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or if
+        "ragged_all_to_all" cannot run; or `quantized` with `tensor_axis` or without a recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)

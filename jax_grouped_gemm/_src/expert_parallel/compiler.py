@@ -36,7 +36,7 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
 
 
 def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Returns options of `jax.jit` that sum gradients over GPUs while others are computed.
+    """Returns options of `jax.jit` with which GPUs sum gradients while computing others.
 
     By default XLA runs one collective at a time, so the sums of all gradients come at the end of a
     step, where no computation overlaps with them. With these options each sum starts as soon as its

@@ -78,8 +78,9 @@ def expert_parallel(
 
     Raises:
       TypeError, ValueError: the mesh lacks an axis, an axis has two meanings, or an option is
-        invalid. The returned function raises if a dimension is no multiple of its devices, if
-        slices along `fsdp_axis` are no whole blocks of `quantized`, and as `expert_parallel_mlp`.
+        invalid. The returned function raises these errors if a dimension is no multiple of its
+        devices, if slices along `fsdp_axis` are not whole blocks of `quantized`, and for the
+        reasons of `expert_parallel_mlp`.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()

@@ -29,7 +29,7 @@ class Recipe:
     Attributes:
       forward: the product itself, "fp8" or "bf16".
       dgrad: the cotangent of lhs.
-      wgrad: the cotangent of rhs. With "bf16" nothing is quantised for it. That is faster for
+      wgrad: the cotangent of rhs. With "bf16" nothing is quantised for it. "bf16" is faster for
         `fp8_ragged_dot` with short groups: with 512 rows a group, transposing and quantising the
         operands again takes longer than an FP8 product saves. Layers quantise these operands in
         other kernels, and are faster with "fp8".
@@ -39,17 +39,17 @@ class Recipe:
       scaling: which elements share a scale in the forward product and dgrad. The only choice is
         "blockwise": blocks of 1 x 128 of rows and 128 x 128 of weights. wgrad in FP8 has blocks of
         1 x 128 along the rows of a group. In the wgrad of layers, tokens and the gradient of the
-        layer's result have one scale for each column instead. It is the scale of all tokens,
+        layer's result have one scale for each column instead. Such a scale covers all tokens,
         including tokens without an expert on this device.
       power_of_two_scales: rounds scales up to powers of two.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
     If a call quantises 16-bit weights itself, it may compute in bf16 instead. A layer or an
-    `fp8_ragged_dot` computes everything in bf16 if training is predicted to be slower in FP8. It
-    computes a forward pass without gradients in bf16 if only that is predicted to be slower in FP8.
-    `explain` says which is used. With weights that are quantised already, or with an explicit
-    `implementation`, everything is always computed in FP8.
+    `fp8_ragged_dot` computes everything in bf16 if training is predicted to be slower in FP8. A
+    forward pass without gradients is also computed in bf16 if the forward pass alone is predicted
+    to be slower in FP8. `explain` says which precision is used. With weights that are quantised
+    already, or with an explicit `implementation`, everything is computed as the recipe says.
 
     The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
     """

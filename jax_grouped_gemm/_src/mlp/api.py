@@ -70,11 +70,11 @@ def ragged_mlp(
     Operands are promoted to one dtype first. In bfloat16, one kernel computes gate, up and
     activation, biases included. The backward pass has one kernel for the gradients of gate, up and
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
-    few rows in each group, as in decoding, kernels read tokens in place and add `bo` too. With
+    few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With
     narrow experts and large groups, kernels also read tokens in place. All other cases are composed
     of ragged products, and `explain` says why. Fused and composed results are equal, except for the
-    accuracy of the activation: gate and up are rounded to the dtype of the operands, and hidden is
-    computed from the rounded values and rounded once.
+    accuracy of the activation: gate and up are rounded to the dtype of the operands, and the hidden
+    layer is computed from the rounded values and rounded once.
 
     For the backward pass, x, gate, up, weights, rows and the group sizes are kept, but no copied
     rows of x. Gate and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`.
@@ -83,8 +83,9 @@ def ragged_mlp(
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
-      wi_0, wi_1: gate and up projections [g, D, F]. With `wi_1=None`, `wi_0` is the gate alone
-        [g, D, F], for hidden layers activation(x wi_0), or gate and up side by side [g, D, 2 F].
+      wi_0, wi_1: gate and up projections [g, D, F]. With `wi_1=None`, `wi_0` may be gate and up
+        next to each other [g, D, 2 F], or the gate alone [g, D, F]. F, the number of rows of `wo`,
+        tells them apart. With the gate alone, hidden layers are activation(x wi_0).
       wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
         one format, see `moe.dropless_mlp`.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
@@ -162,12 +163,13 @@ def gated_ragged_dot(
     Args:
       x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
       activation, precision, group_offset, implementation: likewise.
-      recipe: likewise; hidden is not quantised.
+      recipe: likewise; the hidden layer is not quantised.
       quantized: the field `wi` of the result of `quantize_mlp`.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
-      concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
-      preferred_element_type: dtype of the result, by default that to which x and the matrices
-        promote. Hidden is rounded to that first.
+      concatenated: whether `wi_0` is gate and up next to each other, [g, D, 2 F]; `wi_1` is then
+        None.
+      preferred_element_type: dtype of the result, by default the dtype to which x and the matrices
+        promote. The hidden layer is first rounded to this promoted dtype.
       batch_invariant: see `ragged_mlp`.
 
     Returns:

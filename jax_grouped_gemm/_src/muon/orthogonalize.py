@@ -56,10 +56,11 @@ def orthogonalize(
 
     Stacks that are split over devices along their leading axis are not moved. If matrices are split
     along rows or columns, devices exchange the parts: each device gets some whole matrices, and
-    afterwards its part of all results. Two all-to-alls do so for all matrices. Two devices use
+    afterwards its part of all results. Two all-to-alls exchange all matrices. Two devices use
     ppermutes and send large stacks in parts. With `moe.expert_parallel_compiler_options` they send
-    while they iterate on other parts. If the iteration is in 16 bits, float32 is sent as bfloat16,
-    so that results are those of rounded matrices. An exchange has no derivative.
+    some parts while they iterate on others. If the iteration is in 16 bits, float32 matrices are
+    sent as bfloat16, so the results are those of the rounded matrices. An exchange has no
+    derivative.
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
@@ -74,16 +75,16 @@ def orthogonalize(
         is as fast as bfloat16 and eight times as accurate.
       method: "standard" multiplies each matrix in every step. "gram", Gram Newton-Schulz, iterates
         on the Gram matrix, and multiplies the matrix only after `restarts`. The less square a
-        matrix is, the more operations this saves. It does not support bfloat16 or a traced number
-        of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
+        matrix is, the more operations this saves. "gram" does not support bfloat16 or a traced
+        number of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
         shorter one.
       restarts: for "gram", increasing step numbers after which the iteration computes new Gram
         matrices from the matrices. In 16 bits they are at most three steps apart. None restarts
-        after every second step, except for five steps, where it is (3,). That is as accurate as
-        "standard"; (2,) is as fast and several times less accurate.
+        after every second step, except that it is (3,) for five steps. (3,) is as accurate as
+        "standard"; (2,) is as fast as (3,) and several times less accurate.
       scale: a factor of the results, one number or one for each entry of `matrices`.
       preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
-        first step, which starts with larger singular values.
+        first step, so that this step starts with larger singular values.
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
         Over explicit axes, types say so.

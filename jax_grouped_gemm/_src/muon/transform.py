@@ -51,7 +51,7 @@ def scale_by_muon(
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`; the coefficients in it are those of `ns_coeffs` and are not read.
+    `optax.contrib.MuonState`. Its coefficients are those of `ns_coeffs`, and are not read.
     Means are added up in float32 at least. They keep their dtype, whatever the dtype of the
     gradients.
 
@@ -171,7 +171,7 @@ def muon(
 
     With ``dtype=jnp.float32`` and float32 parameters the updates are those of `optax.contrib.muon`,
     except for stacks of matrices, which get AdamW from Optax unless they have dimension numbers.
-    The state is Optax's too; `load_muon_state` takes its checkpoints, and those of `muon` of
+    The state has Optax's form. `load_muon_state` takes checkpoints of Optax, and of `muon` of
     version 0.1.
 
     Args:
@@ -181,11 +181,11 @@ def muon(
       weight_decay: the parameters times this are added to an orthogonalised update, before the
         learning rate. Needs `params` in `update`.
       weight_decay_mask: tree of booleans, a prefix of the parameters' tree, or a function of the
-        parameters that returns one: which matrices decay. None: all.
+        parameters that returns one, for the matrices that decay. None means all.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay: options of AdamW.
       adam_learning_rate: as `learning_rate`, for AdamW; None means the same.
-      muon_weight_dimension_numbers: as for `scale_by_muon`; None for a leaf gives it AdamW. None
-        for all: the last two axes of leaves with two or more axes.
+      muon_weight_dimension_numbers: as for `scale_by_muon`, where None for a leaf gives it AdamW.
+        By default the last two axes of each leaf with two or more axes are a matrix.
       consistent_rms: if given, orthogonalised updates are scaled by
         sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
       shardings: as for `scale_by_muon`.

@@ -260,11 +260,11 @@ def adamw(
     skip_nonfinite: bool = False,
     implementation: Implementation = None,
 ) -> Optimizer:
-    """AdamW, named as `optax.adamw`, that writes FP8 weights in the pass that updates them.
+    """AdamW with the arguments of `optax.adamw`. The pass of the update also writes FP8 weights.
 
     One kernel reads gradient, moments and float32 weights, and writes moments, weights and FP8
-    weights. The FP8 weights add two bytes for each parameter. A separate pass would have to read
-    the weights again as well.
+    weights. The FP8 weights add two bytes for each parameter. A separate pass would also have to
+    read the weights again.
 
     Float32 results are those of `optax.adamw` to rounding. Moments are added up in float32.
 
@@ -288,7 +288,7 @@ def adamw(
     Raises:
       TypeError: `recipe` is not a `Recipe`, a dtype is neither float32 nor bfloat16, or an option
         is not a boolean.
-      ValueError: `recipe` has products of rows in bf16.
+      ValueError: `recipe` has forward or dgrad in bf16.
     """
     dtypes = {}
     for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):

@@ -44,16 +44,16 @@ def quantize(
     it once, when weights are loaded, not inside a training or decoding step. Numbers are rounded
     to the nearest, ties to even. A block, group or column with an infinity or NaN becomes NaN.
 
-    | format | a weight is | scale |
-    |---|---|---|
-    | "mxfp4" | e2m1 times 2^e | of 32 along k: the exponent of the largest, less 2, as OCP has it |
-    | "int4" | (q - 8) s, or (q - z) s | of `group_size` along k, bfloat16: the largest over 7 |
-    | "int8" | q s | of a column, float32: the largest over 127 |
-    | "fp8" | float8_e4m3fn times s | of a column, float32: the largest over 448 |
-    | "fp8_128x128" | float8_e4m3fn times s | of a block, float32, as `quantize_weights` |
-    | "fp8_1x128" | float8_e4m3fn times s | of 128 along n, float32, as `quantize_blockwise` |
-    | "fp8_row" | float8_e4m3fn times s | of a row, float32 |
-    | "fp8_tensor" | float8_e4m3fn times s | of a matrix, float32 |
+    | format | a weight is | one scale for | scale |
+    |---|---|---|---|
+    | "mxfp4" | e2m1 times 2^e | 32 along k | exponent of the largest minus 2, as OCP defines it |
+    | "int4" | (q - 8) s, or (q - z) s | `group_size` along k | bfloat16, the largest over 7 |
+    | "int8" | q s | a column | float32, the largest over 127 |
+    | "fp8" | float8_e4m3fn times s | a column | float32, the largest over 448 |
+    | "fp8_128x128" | float8_e4m3fn times s | a block | float32, as `quantize_weights` |
+    | "fp8_1x128" | float8_e4m3fn times s | 128 along n | float32, as `quantize_blockwise` |
+    | "fp8_row" | float8_e4m3fn times s | a row | float32 |
+    | "fp8_tensor" | float8_e4m3fn times s | a matrix | float32 |
 
     The last three formats are for products of two FP8 operands, see `ragged_dot`, and have only the
     layout "rows".
@@ -61,11 +61,11 @@ def quantize(
     Args:
       x: [..., k, n], floating.
       format: its name, or a `Format`.
-      group_size: of "int4": 32, 64 or 128, by default 128.
+      group_size: elements along k that share a scale of "int4": 32, 64 or 128, by default 128.
       zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
       layout: "packed" for products of bf16 activations and quantised weights, or "rows" for
         products of two FP8 operands. The default is "packed" if the format has it.
-      dtype: of the values of FP8 formats in the layout "rows", float8_e4m3fn or float8_e5m2.
+      dtype: float8_e4m3fn or float8_e5m2, for the values of FP8 formats in the layout "rows".
 
     Raises:
       TypeError: `x` is no floating array of two dimensions at least.
@@ -91,7 +91,7 @@ def dequantize(q: QuantizedArray, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
     """The matrices [..., k, n] of a `QuantizedArray` as an array of `dtype`.
 
     MXFP4 is exact in bfloat16 and float32, subnormals included. For int4 the product of code and
-    scale is rounded once. For int8 and FP8 it is rounded to float32 and then to `dtype`.
+    scale is rounded once. For int8 and FP8 the product is rounded to float32 and then to `dtype`.
 
     Args:
       q: a result of `quantize`, `from_codes` or `checkpoints`.

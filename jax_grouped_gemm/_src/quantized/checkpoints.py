@@ -70,9 +70,9 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
     Gate and up alternate in the files; the result has two arrays.
 
     Args:
-      tensors: tensors by name, of Hugging Face's files ("model.layers.0.mlp.experts.
-        gate_up_proj_blocks" and so on) or of OpenAI's ("block.0.mlp.mlp1_weight.blocks" and so on).
-      layer: its number.
+      tensors: tensors by name, from Hugging Face's files ("model.layers.0.mlp.experts.
+        gate_up_proj_blocks" and so on) or OpenAI's ("block.0.mlp.mlp1_weight.blocks" and so on).
+      layer: the number of the layer.
 
     Raises:
       KeyError: a tensor is missing.

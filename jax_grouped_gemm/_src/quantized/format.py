@@ -47,7 +47,7 @@ class Format:
       zero_points: whether groups have a zero point in addition to their scale.
       layout: "packed" for products of bf16 activations and quantised weights; "rows" for products
         of two FP8 operands.
-      values_rank: dimensions of `values` of one matrix.
+      values_rank: number of dimensions of `values` for one matrix.
       version: version of the layout. Arrays of another version are refused.
     """
 

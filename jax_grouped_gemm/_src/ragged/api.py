@@ -55,7 +55,7 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer; or, if rhs is in FP8 too, a `QuantizedArray`
+      lhs: [m, k], floating point, complex or integer; or, for two FP8 operands, a `QuantizedArray`
         of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which has no
         gradient. Kernels read "mxfp4", "int4" and "int8" directly if groups have few rows of
@@ -78,7 +78,7 @@ def ragged_dot(
         then decides what each device computes. Use `jax.shard_map` to decide it yourself.
       transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
+        "cuda" insists on the kernels; "xla", also called "reference", is pure JAX.
       batch_invariant: whether the bits of a row of the result, and of the gradient of `lhs`, are
         independent of the other rows of the call and of their number, see `batch_invariant` (the
         context). If no kernel can run the call, a program for a GPU then raises.
@@ -315,7 +315,7 @@ def ragged_dot_accumulate(
     `rhs`, so that the function sums weight gradients over microbatches. The kernel adds products of
     bfloat16 or float16 to float32 accumulators in place: it does not write a product to memory
     first, and does not touch the matrices of groups without rows. Donate the accumulator, or carry
-    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if no kernel adds.
+    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if XLA adds instead.
 
     Args:
       accumulator: [g, k, n] of float32, float64, complex64 or complex128.

@@ -188,8 +188,8 @@ def combine(
 
     Args:
       rows: [m, ...] of any dtype, floating point or complex with `weights`.
-      expert_order: the result of `sort_by_expert`, of m = T*k pairs; or only its inverse, integers
-        [T, k], of any number of rows.
+      expert_order: the result of `sort_by_expert`, for m = T*k; or only its inverse, integers
+        [T, k], for any m.
       top_k: k; optional.
       weights: [T, k], floating point, by default ones.
       order: integers [m], the pair t * k + c of every row, if `expert_order` is only the inverse.

@@ -100,13 +100,13 @@ def route(
       scoring: the function from logits to scores: "softmax" over the experts, "sigmoid",
         "sqrt_softplus", or any elementwise function. Weights are the scores of the chosen experts.
       correction_bias: [E], added to the scores to choose experts, but not to the weights.
-      num_groups: number of groups of consecutive experts, for choices within groups.
-      top_groups: number of groups that a token may choose from. They are the groups whose best
+      num_groups: number of groups into which consecutive experts are divided.
+      top_groups: number of groups from which a token chooses its experts: the groups whose best
         expert has the largest score or, with `correction_bias`, whose two best experts have the
         largest sum.
       scale: a number that multiplies all final weights.
 
-    Returns: The choice of every token.
+    Returns: The experts and weights of every token.
 
     Raises:
       TypeError: logits, correction_bias or the result of scoring have an unsuitable dtype or shape,
@@ -283,11 +283,11 @@ def load_balancing_loss(
     """E * sum_e f_e p_e, with f_e the share of choices and p_e the mean probability of expert e.
 
     The loss is one for a balanced router, E for a router that sends everything to one expert, and
-    zero if there are no tokens. Gradients flow through p only. Equations 4 to 6 of Switch
-    Transformers (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models use
-    the share of tokens that choose an expert, which is k times as large. ``share_of="tokens"`` does
-    so too, and fits the loss coefficients in their configurations. p is the softmax of the logits,
-    whatever the scoring.
+    zero if there are no tokens. Gradients flow through p only. These are equations 4 to 6 of
+    Switch Transformers (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models
+    use the share of tokens that choose an expert, which is k times as large. ``share_of="tokens"``
+    uses this share, so that the loss coefficients of their configurations fit. p is the softmax of
+    the logits, whatever the scoring.
 
     Args:
       routing: the result of `route`.

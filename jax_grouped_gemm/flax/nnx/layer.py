@@ -41,9 +41,10 @@ class Quantized(nnx.Variable):
 def quantize(model: nnx.Module, format: str | Format | None = None, **options: Any) -> None:
     """Quantises the weights of every `MoE` of `model`, in place.
 
-    With a `format` weights are frozen: the variables take the place of the parameters wi_0, wi_1
-    and wo, which become None. They are multiplied by x in its own dtype, as `moe.dropless_mlp` does
-    with a `jax_grouped_gemm.QuantizedArray`, and gradients go to all other parameters:
+    With a `format`, weights are frozen: quantised variables take the place of the parameters wi_0,
+    wi_1 and wo, which become None. The layer multiplies x, in its own dtype, by these variables, as
+    `moe.dropless_mlp` does with a `jax_grouped_gemm.QuantizedArray`. All other parameters still get
+    gradients:
 
         quantize(model, "mxfp4")
 
@@ -67,8 +68,9 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
 
     The quantised weights are variables of the type `Quantized`, one for each array, such as
     `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
-    checkpoint. A stack of parameters, of layers under `nnx.scan`, becomes a stack of quantised
-    weights. Parameters are not rounded to the `dtype` of a layer before they are quantised.
+    checkpoint. Stacked parameters, such as those of layers under `nnx.scan`, become stacked
+    quantised weights. Parameters are not rounded to the `dtype` of a layer before they are
+    quantised.
 
     Args:
       model: a module.
@@ -111,7 +113,7 @@ def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
 def set_quantized(
     layer: MoE, wi_0: QuantizedArray, wi_1: QuantizedArray, wo: QuantizedArray
 ) -> None:
-    """Puts quantised weights in the place of a layer's parameters, such as those of a checkpoint.
+    """Puts quantised weights, such as those of a checkpoint, in the place of a layer's parameters.
 
         layer = nnx.eval_shape(lambda: MoE(..., rngs=nnx.Rngs(0)))  # allocates nothing
         weights = jax_grouped_gemm.checkpoints.gpt_oss(tensors, 0)

@@ -29,14 +29,14 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    It quantises the weights of the layers that `quantize` would quantise, and ignores `select` of
-    the optimiser. The quantised weights are in the layers, as variables of the type `Quantized`.
+    It quantises the same layers as `quantize` would without a format, and ignores `select` of the
+    optimiser. The quantised weights are in the layers, as variables of the type `Quantized`.
     Layers that share parameters share their quantised weights too.
 
     Attributes:
       step: number of calls of `update`.
       optimizer: the optimiser.
-      opt_state: its state, as `nnx.OptState` variables, without the quantised weights.
+      opt_state: the optimiser's state, as `nnx.OptState` variables, without the quantised weights.
       wrt: the filter.
 
     Args:
@@ -78,7 +78,7 @@ class Optimizer(nnx.Module):
 
         The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
         layers themselves do. XLA removes the casts, since layers read the quantised weights.
-        Changes of a loss in the copy, such as statistics, do not reach `model`.
+        If the loss changes the copy, such as statistics in it, `model` stays as it was.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
@@ -130,7 +130,7 @@ class Optimizer(nnx.Module):
 def quantized_state(quantized: Any) -> nnx.State:
     """Returns the `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
 
-    For functions of `nnx.State`s:
+    Use it in functions of `nnx.State`s:
 
         quantize(model)  # so that the graph has a place for them
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)

@@ -68,8 +68,9 @@ def fp8_ragged_dot(
       group_sizes: [G] of any integer dtype, rows per group.
       recipe: see `Recipe`, which also says when the product is computed in bf16.
       quantized_rhs: the result of `quantize_weights(rhs)`, to quantise weights once for several
-        calls, such as the steps of gradient accumulation; or of `quantize(rhs, "fp8_128x128",
-        layout="rows")`, which each call transposes. The gradient still goes to `rhs`.
+        calls, such as the steps of gradient accumulation. It may also be the result of
+        `quantize(rhs, "fp8_128x128", layout="rows")`, which each call transposes. The gradient
+        still goes to `rhs`.
       preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
       group_offset: see `ragged_dot`.
       implementation: see `ragged_dot`. "cuda" and "xla" always compute as the recipe says, even if
@@ -83,7 +84,7 @@ def fp8_ragged_dot(
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
       ValueError: `implementation` is invalid.
-      NotImplementedError: see `ragged_dot`; also for a second derivative.
+      NotImplementedError: see `ragged_dot`; also raised for a second derivative.
     """
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     group_sizes = checked_group_sizes(group_sizes)

@@ -37,8 +37,8 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, as they are and transposed. FP8 tensor cores
-    contract the last dimension of both operands, so the forward product reads n x k and its
-    cotangent k x n. Programs of `jax.export` may take and return it. The public name is deprecated,
+    contract the last dimension of both operands, so the forward product reads n x k, and
+    dgrad k x n. Programs of `jax.export` may take and return it. The public name is deprecated,
     and will be removed in 0.4: `array` and `transposed` are each a `QuantizedArray`."""
 
     values: jax.Array  # [..., k, n] FP8
@@ -58,13 +58,15 @@ class QuantizedWeights(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Ragged rows [m, k] in blocks of 1 x 128, and in b = ceil(m / 128) + min(G, m) blocks of at
-    most 128 rows of one group, each block transposed.
+    """Ragged rows [m, k] in blocks of 1 x 128, and also transposed, in blocks of rows.
 
-    Blocks are in the order of the rows, and a group's first one starts with its first row. Row r of
-    block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. If a block has fewer than
-    128 rows, the other values are zero. Unused blocks at the end have scales of one. The public
-    name is deprecated, and will be removed in 0.4.
+    There are b = ceil(m / 128) + min(G, m) transposed blocks, each of at most 128 rows of one
+    group.
+
+    These blocks are in the order of the rows, and a group's first block starts with its first row.
+    Row r of block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. If a block has
+    fewer than 128 rows, the other values are zero. Unused blocks at the end have scales of one. The
+    public name is deprecated, and will be removed in 0.4.
     """
 
     values: jax.Array  # [m, k] FP8
@@ -124,7 +126,7 @@ def quantize_weights(
     power_of_two_scales: bool = False,
     implementation: Implementation = None,
 ) -> QuantizedWeights:
-    """Quantises weights [..., k, n] in blocks of 128 x 128, also transposed, in one pass.
+    """Quantises weights [..., k, n] in blocks of 128 x 128, plain and transposed, in one pass.
 
     Args:
       x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`.

@@ -63,24 +63,24 @@ def scaled_ragged_dot(
       lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or the shape that
         `lhs_scaling` says; float32, or powers of two as float8_e8m0fnu.
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
-        the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
+        the last dimension of both operands, so [g, k, n] is transposed first, with a copy.
       rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
         with `transpose_rhs`; [g, n] for one scale for each column; [g], [g, 1], [] or [1] for one
         scale for each matrix; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
       lhs_scaling: the elements of `lhs` that share a scale, and the layout of scales. "1x128": one
         scale for each block, in the shape above. "1xk": one for each row, [m, 1] or [m]. "tensor":
-        one in all, [], [1] or [1, 1]. "1x128 column-major": one for each block, as [ceil(k / 128),
-        M], where M >= m is a multiple of 4 (DeepGEMM's layout on Hopper). All values except the
-        default are deprecated, and will be removed in 0.4. Use the formats "fp8_1x128", "fp8_row"
-        and "fp8_tensor" of `QuantizedArray` instead.
+        a single scale, [], [1] or [1, 1]. "1x128 column-major": one for each block, in the
+        shape [ceil(k / 128), M], where M >= m is a multiple of 4 (DeepGEMM's layout on Hopper). All
+        values except the default are deprecated, and will be removed in 0.4. Use the formats
+        "fp8_1x128", "fp8_row" and "fp8_tensor" of `QuantizedArray` instead.
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
       fast_accumulation: lets the tensor cores add up all products, with about 14 bits of each sum,
         as `use_fast_accum` of torch's `_scaled_mm` does. It requires scales that do not change
         along k: "1xk" or "tensor", and one scale for each column or matrix of `rhs`. Some shapes,
-        such as those with few rows, have no such kernel and keep float32 sums.
+        such as those with few rows, have no kernel for it and keep float32 sums.
       implementation: see `ragged_dot`.
       batch_invariant: see `ragged_dot`.
 
@@ -189,8 +189,8 @@ def scaled_ragged_dot_contracting(
     """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
     weights.
 
-    Operands are the transposed forms that `quantize_ragged` returns: in blocks of 128 rows, each of
-    one group, with zeros after a group's last row. Partial sums of 128 rows are scaled and added up
+    Operands have the transposed form that `quantize_ragged` returns: blocks of 128 rows of one
+    group, with zeros after the group's last row. Partial sums of 128 rows are scaled and added up
     in float32. An empty group's matrix is exactly zero.
 
     Args:
@@ -201,7 +201,7 @@ def scaled_ragged_dot_contracting(
       rhs_scale: float32 [b, n].
       group_sizes: [G] of any integer dtype, rows per group.
       num_rows: m, the rows of all groups.
-      num_groups: g, how many matrices to compute, by default G; fewer with `group_offset` only.
+      num_groups: g, how many matrices to compute. The default is G; g < G needs `group_offset`.
       preferred_element_type: dtype of the result.
       group_offset: matrix i belongs to the group `group_offset + i`.
       implementation: see `ragged_dot`.

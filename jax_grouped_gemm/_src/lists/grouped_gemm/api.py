@@ -87,9 +87,9 @@ def grouped_gemm(
     function is differentiable to any order. Gradients are lists of products too, computed in the
     same way.
 
-    bfloat16 and float16 take the CUDA kernel, and so does float32, whose operands are first split
-    into float16 parts: at the default precision results are as accurate as TF32's, at the highest
-    as float32's. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. This
+    bfloat16, float16 and float32 take the CUDA kernel. Operands in float32 are first split into
+    float16 parts. The results are as accurate as TF32's at the default precision, and as float32's
+    at the highest. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. This
     kernel returns the dtype of its operands, reads matrices of any size in place, and takes up to
     128 matrices in a launch. For complex64 it is used at `precision="highest"` or with
     `implementation="cuda"`, and sums in float64. All other calls run the reference, one
@@ -99,13 +99,13 @@ def grouped_gemm(
       lhs: a sequence of matrices [m_i, k_i] and stacks [g_i, m_i, k_i], or one stack [g, m, k].
         Floating point or complex; different dtypes are promoted. Any dimension may be zero; if k_i
         is zero, the result is beta_i C_i.
-      rhs: the same with [k_i, n_i] and [g_i, k_i, n_i].
+      rhs: like `lhs`, with [k_i, n_i] and [g_i, k_i, n_i].
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
         because it is donated. Not read where beta is zero.
       alpha: a scalar, or an array or sequence with one entry for each problem. The entry of a stack
         may itself have one scalar for each matrix. Python and NumPy scalars are compiled in; arrays
         may be traced.
-      beta: the same for `c`, without which it must be zero.
+      beta: like `alpha`, for `c`. Without `c` it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
         problem. Costs no copy.
       transpose_rhs: whether matrices of rhs are stored [n_i, k_i].
@@ -117,8 +117,8 @@ def grouped_gemm(
         that is free first. "device": clusters take tiles in turn and search the list for their next
         tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles of a
         launch first.
-      sort_problems: whether problems are computed in the order of decreasing k. Without it, both
-        schedulers assign tiles in turn, in the order of the list; on the FP64 tensor cores it only
+      sort_problems: whether problems are computed in the order of decreasing k. If False, both
+        schedulers assign tiles in turn, in the order of the list. On the FP64 tensor cores it only
         decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
         "cuda" insists on the kernel; "xla" is pure JAX.

@@ -105,14 +105,14 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
     `tile` and `grid` are those of the first launch, `workspace_bytes` the sum over all, and
-    `utilization` the share of the tensor cores' work that is useful while the longest cluster of
-    each launch is busy.
+    `utilization` the share of the tensor cores' work that is useful while the cluster with the most
+    steps of each launch is busy.
 
     Attributes:
-      launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike, on the
-        FP64 tensor cores for at most `MAX_MATRICES`.
+      launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.
+        On the FP64 tensor cores it has at most `MAX_MATRICES` matrices.
       order: the indices of all problems in the order in which the kernels compute them: by
-        decreasing k, if they are sorted. Problems without any work are not among them.
+        decreasing k, if they are sorted. Problems without any work are left out.
     """
 
     launches: tuple[Launch, ...] = ()

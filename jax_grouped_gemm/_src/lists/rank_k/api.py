@@ -174,16 +174,16 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
         because it is donated. With `symmetrize_output` it may be `a` itself, which costs no copy.
       alpha: a scalar, possibly traced; or an array or sequence with one value for each entry of
         `a`. The value of a stack may itself have one scalar for each matrix.
-      beta: the same for `c`, without which it must be zero.
+      beta: like `alpha`, for `c`. Without `c` it must be zero.
       diagonal: a scalar or values like `alpha`, added to the diagonal of each result before it is
         rounded. The kernels of float64 and complex numbers do not support it, so that the reference
         runs instead.
       uplo: "lower" or "upper", the triangle that is computed.
-      symmetrize_output: whether to mirror it into the other triangle.
+      symmetrize_output: whether to mirror the computed triangle into the other one.
       transpose: whether matrices are stored [k, n]. The product of a stored matrix S is then S^T S.
         This costs no copy.
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. The
-        kernel multiplies float32 as float16 parts: at DEFAULT as accurate as TF32, at HIGHEST as
+        kernel multiplies float32 as float16 parts. DEFAULT is as accurate as TF32, HIGHEST as
         float32. complex64 has a kernel at HIGHEST only, and this kernel accumulates in float64.
       preferred_element_type: dtype of the results, by default the promoted dtype of `a` and `c`.
         Accumulation is in float32 at least.

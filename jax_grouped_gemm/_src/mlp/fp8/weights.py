@@ -63,12 +63,12 @@ def quantize_mlp(
       wi_0, wi_1: gate and up projections [..., D, F], bfloat16, float16 or float32; `wi_1` is None
         if a hidden layer has no up projection.
       wo: down projections [..., F, D].
-      recipe: that of the layer, with both the forward product and dgrad in FP8.
+      recipe: the recipe of the layer, with both the forward product and dgrad in FP8.
       implementation: of the quantisers, see `quantize_blockwise`.
 
     Raises:
       TypeError: an operand has an unsuitable dtype or shape.
-      ValueError: `recipe` has products of rows in bf16, or `implementation` is invalid.
+      ValueError: `recipe` has forward or dgrad in bf16, or `implementation` is invalid.
     """
     recipe = checked_recipe(recipe)
     check_is_fused("quantize_mlp", recipe)
