@@ -206,8 +206,7 @@ def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
 def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `packed_mlp`, which is bound where kernels compute it."""
     problem: MlpProblem[MlpOperands] = _problem("packed_mlp", avals, params)
-    operands = problem.operands
-    implementation = params["implementation"]
+    operands, implementation = problem.operands, params["implementation"]
     plans = tuple(
         plan_packed_product(product, target, implementation) for product in operands.packed_products
     )

@@ -128,11 +128,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler
         launches = [f"launch {launch}" for launch in self.launches]
-        summary = (
-            f"scheduler {scheduler}, launches {len(launches)}, "
-            f"workspace {self.workspace_bytes} bytes"
-        )
-        return "\n   ".join([summary, *launches])
+        sizes = f"launches {len(launches)}, workspace {self.workspace_bytes} bytes"
+        return "\n   ".join([f"scheduler {scheduler}, {sizes}", *launches])
 
 
 def plan_grouped_gemm(
