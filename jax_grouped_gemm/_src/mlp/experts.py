@@ -20,11 +20,7 @@ from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
-from jax_grouped_gemm._src.mlp.fp8.weights import (
-    check_arrays,
-    checked_quantized,
-    of_arrays,
-)
+from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.packed import primitive as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
