@@ -96,7 +96,7 @@ def ragged_peers() -> str:
         "wgrad": ("ragged", "wgrad"),
         "wgrad to f32": ("ragged", "wgrad_f32"),
         "forward, w [n, k]": ("majors", "forward_t"),
-        "dgrad, w [k, n]": ("majors", "dgrad_t"),
+        "dgrad, w [n, k]": ("majors", "dgrad_t"),
     }
 
     def best(topic: str, op: str) -> list[float]:
@@ -279,9 +279,9 @@ def fp8_rest() -> str:
             f"{rate('wgrad_g4_8192')} TFLOP/s (4 groups of 8192 rows, 4096 x 7168)",
             f"and {rate('wgrad_g8_4096')} (8 of 4096, 7168 x 2048). Three bfloat16 products take "
             + steps,
-            "times as long as three FP8 products with their quantisers. Quantisers reach these",
-            f"shares of the speed of a copy: {copies[0]} for rows, {copies[1]} for weights with",
-            f"their transpose, and {copies[2]} for rows with their transpose in whole blocks.",
+            "times as long as three FP8 products and their quantisers. Relative to a copy's speed,",
+            f"quantisers reach {copies[0]} for rows, {copies[1]} for weights with their transpose,",
+            f"and {copies[2]} for rows with their transpose, each group padded to blocks of 128.",
         ]
     )
 

@@ -175,15 +175,15 @@ def muon_steps() -> str:
 
 def data_parallel() -> str:
     names = {
-        "training": "training step of the demo's model",
-        "muon": "`optim.muon`, split along the stack",
-        "split": "`optim.orthogonalize`, split inside",
+        "training": "training step of the demo's model, preset",
+        "muon": "`optim.muon`, split along the stack,",
+        "split": "`optim.orthogonalize`, split inside,",
     }
     rows = []
     for found in cases("data_parallel").values():
         times = (milliseconds(found["peers"][name]["median_us"]) for name in ("one", "ours"))
         ratios = (found["ratios"].get(name) for name in ("speedup", "einsum"))
-        what = f"{names[found['op']]}, {found['shape']['name']} a GPU"
+        what = f"{names[found['op']]} {found['shape']['name']} on each GPU"
         rows.append([what, *times, *(f"{ratio:.2f}" if ratio else "-" for ratio in ratios)])
     header = ["work", "one GPU ms", "two GPUs ms", "times the work", "einsums over ours"]
     return table(header, rows)

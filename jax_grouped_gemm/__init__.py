@@ -79,11 +79,7 @@ from jax_grouped_gemm._src.quantized import checkpoints
 from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
-from jax_grouped_gemm._src.ragged.api import (
-    ragged_dot,
-    ragged_dot_accumulate,
-    ragged_dot_general,
-)
+from jax_grouped_gemm._src.ragged.api import ragged_dot, ragged_dot_accumulate, ragged_dot_general
 from jax_grouped_gemm._src.tile_choices import use_tiles
 from jax_grouped_gemm._src.transfers import Transfer
 from jax_grouped_gemm._src.version import __version__

@@ -63,9 +63,7 @@ from jax_grouped_gemm._src.expert_parallel.explain import (
     explain_expert_parallel as explain_expert_parallel,
 )
 from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert_parallel
-from jax_grouped_gemm._src.expert_parallel.stats import (
-    ExpertParallelStats as ExpertParallelStats,
-)
+from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats as ExpertParallelStats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.api import ActivationLike as ActivationLike
@@ -81,12 +79,7 @@ from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
 from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
 from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
-from jax_grouped_gemm._src.rows.operands import (
-    Biases,
-    check_real,
-    check_shapes,
-    checked_biases,
-)
+from jax_grouped_gemm._src.rows.operands import Biases, check_real, check_shapes, checked_biases
 from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
 from jax_grouped_gemm._src.rows.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.rows.routing import AuxiliaryLosses as AuxiliaryLosses

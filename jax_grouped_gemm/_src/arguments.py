@@ -31,7 +31,7 @@ KernelName = Literal["cuda", "xla", "reference"]
 """Who computes an operation: its kernels, or XLA. "reference" is another name of "xla"."""
 Implementation = KernelName | Invariant | None
 
-Choice = TypeVar("Choice", bound=str | None)
+Chosen = TypeVar("Chosen", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
@@ -59,7 +59,7 @@ def with_invariance(function: str, implementation: Any, batch_invariant: bool) -
     return invariant(implementation)
 
 
-def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
+def checked_choice(name: str, value: Chosen, choices: Sequence[Chosen]) -> Chosen:
     """Returns `value` if it is one of `choices`, else raises a `ValueError`."""
     # `value in choices` would compare an array element by element.
     if not isinstance(value, str | None) or value not in choices:

@@ -99,6 +99,15 @@ def map_batch(
     return lax.map(body, [x for b, x in zip(batched, operands, strict=True) if b])
 
 
+def stacked(operands: Sequence[jax.Array], dims: Sequence[int | None]) -> list[jax.Array]:
+    """Returns operands with their mapped axes in front, broadcast where `dims` has None."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    return [
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(operands, dims, strict=True)
+    ]
+
+
 def varying_axes(*arrays: jax.Array) -> frozenset[str]:
     """The manual axes over which at least one of `arrays` varies."""
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))

@@ -104,16 +104,14 @@ class Prediction:
         return self.split_seconds + max(self.tensor_seconds, self.memory_seconds)
 
     def __str__(self) -> str:
-        return f"predicted time {duration(self.seconds)}, bound by {_WITH_ARTICLE[self.bound]}"
+        article = "" if self.bound == "memory" else "the "
+        return f"predicted time {duration(self.seconds)}, bound by {article}{self.bound}"
 
 
 def duration(seconds: float) -> str:
     """A time in words."""
     us = seconds * 1e6
     return f"{us:.3g} us" if us < 999.5 else f"{us / 1e3:.3g} ms"
-
-
-_WITH_ARTICLE = {"tensor cores": "the tensor cores", "memory": "memory"}
 
 
 def predict(

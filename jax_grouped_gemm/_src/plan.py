@@ -18,6 +18,7 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.invariance import is_invariant
+from jax_grouped_gemm._src.sizes import too_large_operands
 
 Schedule = Literal[
     "cooperative",
@@ -259,8 +260,8 @@ class Plan(Generic[P]):
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts for one product of float32 operands, 1 or 3. With few rows a
-        group, parts are bfloat16, with the precision of that many products. 0 for other operands.
+      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for others.
+        With few rows a group, 3 or 6 equally accurate products of bfloat16 parts replace these.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
@@ -316,11 +317,8 @@ class Plan(Generic[P]):
 
     def describe_launch(self) -> str:
         """The words of `explain` for a kernel's configuration."""
-        overridden = " (overridden)" if self.chosen_by == "override" else ""
-        return (
-            f"tile {self.tile}{overridden}, grid {self.grid}, "
-            f"workspace {self.workspace_bytes} bytes"
-        )
+        tile = f"tile {self.tile}" + " (overridden)" * (self.chosen_by == "override")
+        return f"{tile}, grid {self.grid}, workspace {self.workspace_bytes} bytes"
 
 
 def unaddressable_rows(
@@ -344,8 +342,13 @@ def symbolic_sizes(avals: Iterable[Any]) -> str:
     return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"
 
 
-def check_sizes_do_not_matter(op: str, implementation: Any, reason: str) -> None:
-    """Raises a `NotImplementedError` if results must not depend on the number of rows, but a kernel
-    does not run for a `reason` that depends on it."""
-    if is_invariant(implementation):
+def sizes_reason(op: str, avals: Sequence[Any], implementation: Any) -> str:
+    """Returns why no kernel runs operands of these sizes, empty if one does.
+
+    Raises:
+      NotImplementedError: none does, and results must not depend on the number of rows.
+    """
+    reason = symbolic_sizes(avals) or too_large_operands(avals)
+    if reason and is_invariant(implementation):
         raise NotImplementedError(f"batch_invariant is impossible for {op}: {reason}")
+    return reason

@@ -44,13 +44,14 @@ class TileChoices:
         return chosen
 
 
-# Part of the key of JAX's caches: a jitted function is traced again under other choices.
-_context = jax.make_user_context(TileChoices())
+using_tiles = jax.make_user_context(TileChoices())
+"""Makes choices the current ones: `with using_tiles(choices)`. They are part of the key of JAX's
+caches, so that a jitted function is traced again under other choices."""
 
 
 def current_tiles() -> TileChoices:
     """Returns the choices of the innermost `use_tiles` and of those around it."""
-    return _context.value
+    return using_tiles.value
 
 
 def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
@@ -60,13 +61,6 @@ def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]
     if params.get("product") != "forward":
         return rest
     return rest | params.get("tile_choices", TileChoices()).params(product)
-
-
-@contextlib.contextmanager
-def using_tiles(choices: TileChoices) -> Iterator[None]:
-    """Makes `choices` the current ones."""
-    with _context(choices):
-        yield
 
 
 @contextlib.contextmanager
@@ -99,15 +93,10 @@ def use_tiles(
     Raises:
       TypeError: an argument is of another type.
     """
-    given = TileChoices(forward, dgrad, wgrad)
-    changes = {}
-    for field in dataclasses.fields(given):
-        value = getattr(given, field.name)
-        if value is not None:
-            if not isinstance(value, TileConfig):
-                raise TypeError(
-                    f"{field.name} must be a jax_grouped_gemm.TileConfig, got {value!r}"
-                )
-            changes[field.name] = value
+    given = dict(forward=forward, dgrad=dgrad, wgrad=wgrad)
+    changes = {name: tile for name, tile in given.items() if tile is not None}
+    for name, tile in changes.items():
+        if not isinstance(tile, TileConfig):
+            raise TypeError(f"{name} must be a jax_grouped_gemm.TileConfig, got {tile!r}")
     with using_tiles(dataclasses.replace(current_tiles(), **changes)):
         yield

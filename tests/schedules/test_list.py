@@ -7,13 +7,9 @@ computed exactly once, and nothing else is but the padding that the schedule doc
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src.lists.grouped_gemm import (
-    plan as grouped_gemm_plan,
-)
-from jax_grouped_gemm._src.lists.grouped_gemm import (
-    schedule as list_schedule,
-)
-from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.lists import schedule as list_schedule
+from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
+from jax_grouped_gemm._src.lists.schedule import Shape
 from jax_grouped_gemm._src.plan import TileConfig
 from tests.support.products import FOUR_PROBLEMS
 

@@ -6,7 +6,7 @@ import pytest
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.lists.fp64 import SQUARES
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import simulated
-from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.lists.schedule import Shape
 from jax_grouped_gemm._src.plan import TileConfig
 
 FIELDS = "turn block product m n steps".split()

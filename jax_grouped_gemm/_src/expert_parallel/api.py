@@ -9,12 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import (
-    as_array,
-    checked_boolean,
-    checked_int,
-    with_invariance,
-)
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int, with_invariance
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel import layer, prediction

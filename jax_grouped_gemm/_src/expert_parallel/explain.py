@@ -123,13 +123,7 @@ def explain_expert_parallel(
     options["batch_invariant"] = batch_invariant
     wanted = Wanted.checked(tokens, strategy=strategy, **options, buffer_factor=buffer_factor)
     shape = Shape(
-        tokens,
-        embed,
-        hidden // tensor_devices,
-        num_experts,
-        top_k,
-        devices,
-        dtype.itemsize,
+        tokens, embed, hidden // tensor_devices, num_experts, top_k, devices, dtype.itemsize
     )
     if wanted.batch_invariant and tensor_devices > 1:
         raise ValueError(

@@ -7,6 +7,7 @@ hold for GPUs of one host that NVLink connects all to all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from jax_grouped_gemm._src.arrays import cdiv
@@ -15,13 +16,12 @@ from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strateg
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
 from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
 
-GIGA = 1e9
-ALL_TO_ALL = 220 * GIGA
-PPERMUTE = 215 * GIGA
-RAGGED_ALL_TO_ALL = 80 * GIGA
+ALL_TO_ALL = 220e9
+PPERMUTE = 215e9
+RAGGED_ALL_TO_ALL = 80e9
 """Bytes a second that leave a GPU, for messages of tens of megabytes."""
 
-COPY_ENGINES = 390 * GIGA
+COPY_ENGINES = 390e9
 """Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6
@@ -224,14 +224,15 @@ def choose(
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]
     every = [_with_defaults(shape, one, wanted, can_keep_rows) for one in strategies]
-    best = min(every, key=lambda options: predict(shape, **options).step_seconds)
-    return predict(shape, **best, copy_engines=copy_engines)
+    predicted = functools.partial(predict, shape, buffer_factor=wanted.buffer_factor)
+    best = min(every, key=lambda options: predicted(**options).step_seconds)
+    return predicted(**best, copy_engines=copy_engines)
 
 
 def _with_defaults(
     shape: Shape, strategy: Strategy, wanted: Wanted, can_keep_rows: bool
 ) -> dict[str, Any]:
-    """Returns the options of `predict` for one strategy."""
+    """Returns the options of `predict` for one strategy, except `buffer_factor`."""
     # Several chunks have never been faster than one.
     chunks = 1 if wanted.chunks == "auto" else wanted.chunks
     overlap, combine, save = wanted.overlap, wanted.combine, wanted.save
@@ -247,14 +248,7 @@ def _with_defaults(
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)
         copy = _copy_seconds(shape) / sum(_local_seconds(shape, 1))
         save = "rows" if rows and spare <= SPARE_ROWS and copy > SECOND_COPY else "x"
-    return dict(
-        strategy=strategy,
-        chunks=chunks,
-        combine=combine,
-        buffer_factor=wanted.buffer_factor,
-        overlap=overlap,
-        save=save,
-    )
+    return dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
 
 
 def _copy_seconds(shape: Shape) -> float:

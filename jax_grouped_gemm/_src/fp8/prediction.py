@@ -128,12 +128,8 @@ class Dot:
     @property
     def is_known(self) -> bool:
         """Whether sizes are numbers, and there is something to compute."""
-        return is_static(self.g, self.m, self.k, self.n) and 0 not in (
-            self.g,
-            self.m,
-            self.k,
-            self.n,
-        )
+        sizes = self.g, self.m, self.k, self.n
+        return is_static(*sizes) and 0 not in sizes
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
         """Adds the parts of `fp8_ragged_dot`."""

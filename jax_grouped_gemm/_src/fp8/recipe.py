@@ -47,9 +47,10 @@ class Recipe:
 
     If a call quantises 16-bit weights itself, it may compute in bf16 instead. A layer or an
     `fp8_ragged_dot` computes everything in bf16 if training is predicted to be slower in FP8. A
-    forward pass without gradients is also computed in bf16 if the forward pass alone is predicted
-    to be slower in FP8. `explain` says which precision is used. With weights that are quantised
-    already, or with an explicit `implementation`, everything is computed as the recipe says.
+    forward pass without gradients is computed in bf16 if either is predicted to be slower in FP8:
+    training, or the forward pass alone. `explain` says which precision is used. With weights that
+    are quantised already, or with an explicit `implementation`, everything is computed as the
+    recipe says.
 
     The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
     """

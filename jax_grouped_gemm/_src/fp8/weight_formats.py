@@ -16,17 +16,11 @@ from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.fp8.scaled.api import scaled_product
 from jax_grouped_gemm._src.quantized import pack
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.format import (
-    Codes,
-    Format,
-    Matrix,
-    Parts,
-    ScaleLayout,
-)
+from jax_grouped_gemm._src.quantized.format import Codes, Format, Matrix, Parts, ScaleLayout
 from jax_grouped_gemm._src.quantized.reference import UINT8, channel_decode, packed
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
-FLOAT32 = np.dtype(np.float32)
+F32 = np.dtype(np.float32)
 E5M2 = np.dtype(jnp.float8_e5m2)
 
 
@@ -93,7 +87,7 @@ def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
     return Codes(_unpacked_codes(parts.values, matrix), parts.scales.T)
 
 
-LHS_SCALINGS: dict[str, LhsScaling] = {
+ROW_SCALINGS: dict[str, LhsScaling] = {
     "fp8_1x128": "1x128",
     "fp8_row": "1xk",
     "fp8_tensor": "tensor",
@@ -121,9 +115,9 @@ def _ragged_dot(
     implementation: Implementation = None,
 ) -> jax.Array:
     """`ragged_dot` of rows and matrices that are both in FP8, in the layout "rows"."""
-    if lhs.format.name not in LHS_SCALINGS:
+    if lhs.format.name not in ROW_SCALINGS:
         raise TypeError(
-            f"ragged_dot: lhs must be of the format {' or '.join(LHS_SCALINGS)} where rhs is of "
+            f"ragged_dot: lhs must be of the format {' or '.join(ROW_SCALINGS)} where rhs is of "
             f"{rhs.format}, got {lhs.format} in the layout {lhs.format.layout!r}"
         )
     precision = None if precision is None else canonical_precision(precision)
@@ -147,7 +141,7 @@ def _ragged_dot(
         rhs.values,
         rhs_scale,
         group_sizes,
-        lhs_scaling=LHS_SCALINGS[lhs.format.name],
+        lhs_scaling=ROW_SCALINGS[lhs.format.name],
         transpose_rhs=transpose_rhs,
         preferred_element_type=preferred_element_type or jnp.bfloat16,
         group_offset=group_offset,
@@ -172,7 +166,7 @@ FP8 = packed(
     unpack=_channel_unpack,
 )
 BLOCKS = packed(
-    Format("fp8_128x128", UINT8, 8, ScaleLayout((BLOCK, BLOCK), FLOAT32), values_rank=3),
+    Format("fp8_128x128", UINT8, 8, ScaleLayout((BLOCK, BLOCK), F32), values_rank=3),
     encode=_blocks_encode,
     decode=_blocks_decode,
     pack=_blocks_pack,
@@ -185,7 +179,7 @@ def _rows(
 ) -> Format:
     """Registers a format of the layout "rows", with scales of such blocks."""
     return packed(
-        Format(name, E4M3, 8, ScaleLayout(block, FLOAT32), layout="rows"),
+        Format(name, E4M3, 8, ScaleLayout(block, F32), layout="rows"),
         encode=_blocks_encode,
         decode=_blocks_decode,
         pack=_as_rows,

@@ -11,6 +11,7 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.lists.schedule import busy_steps, in_turn
 from jax_grouped_gemm._src.plan import Schedule, TileConfig, TiledKernel, algorithm_reason
 
 STEP_BYTES = 128  # bytes of an operand's row that a step of the mainloop multiplies
@@ -93,22 +94,12 @@ def simulated(
     for kernel in kernels:
         places = kernel.places(target)
         runs = [sorted(part, key=lambda run: -run[0]) for part in launches(kernel.side)]
-        busy = [busy_steps(places, *zip(*part, strict=True)) for part in runs]
+        steps = [np.repeat(*np.transpose(part)) for part in runs]
+        # Blocks take tiles in turn, every other round in reverse.
+        busy = [busy_steps(in_turn(len(x), places, serpentine=True), x) for x in steps]
         longest = sum(int(x.max()) for x in busy)
         balance = sum(int(x.sum()) for x in busy) / places / longest
         blocks = max(min(places, sum(tiles for _, tiles in part)) for part in runs)
         time = longest * kernel.multiply_adds_per_step(dtype, target) / kernel.rate
         choices.append((time, (kernel, blocks, float(longest), float(balance))))
     return min(choices, key=lambda choice: choice[0])[1]
-
-
-def busy_steps(places: int, steps: Sequence[int], counts: Sequence[int]) -> np.ndarray:
-    """Returns the steps of each of `places` blocks, if `counts[i]` tiles have `steps[i]` each.
-
-    Tiles go to blocks in turn, in the given order, every other round in reverse.
-    """
-    tiles = np.repeat(steps, counts)
-    dealt = np.zeros((cdiv(len(tiles), places), places), np.int64)
-    dealt.ravel()[: len(tiles)] = tiles
-    dealt[1::2] = dealt[1::2, ::-1].copy()
-    return dealt.sum(axis=0)

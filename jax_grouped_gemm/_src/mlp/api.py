@@ -72,9 +72,9 @@ def ragged_mlp(
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
     few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With
     narrow experts and large groups, kernels also read tokens in place. All other cases are composed
-    of ragged products, and `explain` says why. Fused and composed results are equal, except for the
-    accuracy of the activation: gate and up are rounded to the dtype of the operands, and the hidden
-    layer is computed from the rounded values and rounded once.
+    of ragged products, and `explain` says why. Both the fused and the composed form round gate and
+    up to the dtype of the operands, compute the hidden layer from the rounded values, and round it
+    once. Their results therefore differ only by the accuracy of the activation.
 
     For the backward pass, x, gate, up, weights, rows and the group sizes are kept, but no copied
     rows of x. Gate and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`.

@@ -21,11 +21,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
-from jax_grouped_gemm._src.mlp.fp8.weights import (
-    check_arrays,
-    checked_quantized,
-    of_arrays,
-)
+from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
 from jax_grouped_gemm._src.mlp.operands import (
     DecodeOperands,
     ExpertWeights,

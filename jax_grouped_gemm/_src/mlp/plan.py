@@ -92,9 +92,7 @@ FORWARD_KERNELS = (
 
 GRADIENT_KERNELS = (
     _of_mlp(
-        tile=WIDE_GRADIENT,
-        schedule="pingpong",
-        record=("h200_moe.json", "qwen3_30b/moe_step"),
+        tile=WIDE_GRADIENT, schedule="pingpong", record=("h200_moe.json", "qwen3_30b/moe_step")
     ),
     _of_mlp(
         tile=NARROW_GRADIENT,
@@ -330,11 +328,8 @@ def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
     columns, asked = problem.operands.d0.shape[1], problem.params["tile_choices"].wgrad
     if columns > PAIRED_COLUMNS:
         return f"two products of {columns} columns are as fast, and may take less memory"
-    return (
-        f"no kernel for both has the tile {asked}"
-        if asked not in (None, PAIRED_KERNELS[0].tile)
-        else ""
-    )
+    is_compiled = asked in (None, PAIRED_KERNELS[0].tile)
+    return "" if is_compiled else f"no kernel for both has the tile {asked}"
 
 
 @dataclasses.dataclass(frozen=True)

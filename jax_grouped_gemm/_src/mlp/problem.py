@@ -14,12 +14,10 @@ from jax_grouped_gemm._src.plan import (
     TMA_ALIGNMENT_BYTES,
     Kernel,
     algorithm_reason,
-    check_sizes_do_not_matter,
     operand_reason,
-    symbolic_sizes,
+    sizes_reason,
 )
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.sizes import too_large_operands
 
 Operands = TypeVar("Operands")
 
@@ -68,9 +66,7 @@ def unsuitable_operands(problem: MlpProblem, kernel: Kernel) -> str:
         return reason
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {activation}"
-    every = jax.tree.leaves(operands)
-    if reason := symbolic_sizes(every) or too_large_operands(every):
-        check_sizes_do_not_matter(problem.op, params["implementation"], reason)
+    if reason := sizes_reason(problem.op, jax.tree.leaves(operands), params["implementation"]):
         return reason
     if any(0 in x.shape for x in arrays.values()):
         return "there is nothing to multiply"

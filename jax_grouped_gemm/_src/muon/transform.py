@@ -12,11 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import (
-    Implementation,
-    checked_boolean,
-    checked_implementation,
-)
+from jax_grouped_gemm._src.arguments import Implementation, checked_boolean, checked_implementation
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, table
 from jax_grouped_gemm._src.muon.dimensions import Axes, Numbers, Spread, over_leaves, spread

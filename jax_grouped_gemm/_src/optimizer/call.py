@@ -8,21 +8,13 @@ import numpy as np
 
 from jax_grouped_gemm._src.optimizer.plan import UpdatePlan
 
-ADAMW = "jax_grouped_gemm.adamw_quantized.v1"
-APPLY = "jax_grouped_gemm.apply_and_quantize.v1"
+TARGETS = {
+    name: f"jax_grouped_gemm.{name}.v1" for name in ("adamw_quantized", "apply_and_quantize")
+}
 
 
-def adamw_quantized(plan: UpdatePlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is "direct", on its primitive's operands."""
-    return _call(ADAMW, plan, operands)
-
-
-def apply_and_quantize(plan: UpdatePlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is "direct", on its primitive's operands."""
-    return _call(APPLY, plan, operands)
-
-
-def _call(target: str, plan: UpdatePlan, operands: tuple[jax.Array, ...]) -> list[jax.Array]:
+def update(plan: UpdatePlan, *operands: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     problem, layout = plan.problem, plan.problem.layout
     scalars, change, *updated = operands
     quantized = 2 * (layout.plain + layout.transposed)
@@ -44,7 +36,7 @@ def _call(target: str, plan: UpdatePlan, operands: tuple[jax.Array, ...]) -> lis
     rest = iter(flat)
     given = [next(rest) if exists else jnp.zeros((0,), jnp.float32) for exists in present]
     results = jax.ffi.ffi_call(
-        target,
+        TARGETS[problem.op],
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given],
         input_output_aliases={2 + i: i for i, exists in enumerate(present) if exists},
     )(

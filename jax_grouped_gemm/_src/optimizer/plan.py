@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.optimizer.problem import Layout, UpdateProblem
 from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
@@ -21,21 +20,15 @@ MOMENTS = {"adamw_quantized": 2, "apply_and_quantize": 0}
 
 
 def plan_update(
-    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> UpdatePlan:
     """Plans the step of that name from its operands' avals and its parameters."""
     (_, *given), moments = avals, MOMENTS[op]
     changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
     layout = Layout.of(params)
     dtype = np.dtype(next(x.dtype for x in forms if x.dtype.itemsize == 1))
-    problem = UpdateProblem(
-        op,
-        layout.flat(master),
-        tuple(np.dtype(x.dtype) for x in changes),
-        dtype,
-        layout,
-        params["power_of_two"],
-    )
+    dtypes = tuple(np.dtype(x.dtype) for x in changes)
+    problem = UpdateProblem(op, layout.flat(master), dtypes, dtype, layout, params["power_of_two"])
     reason = _reason(problem, master, params)
     return Plan(problem, XLA if reason else Kernel(op), reason)
 
@@ -43,8 +36,8 @@ def plan_update(
 def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:
     if params["implementation"] == "xla":
         return AS_ASKED
-    if not is_static(*master.shape):
-        return symbolic_sizes([master])
+    if reason := symbolic_sizes([master]):
+        return reason
     if 0 in problem.shape:
         return "there is nothing to update"
     flat = jax.ShapeDtypeStruct(problem.shape, np.dtype(np.float32))

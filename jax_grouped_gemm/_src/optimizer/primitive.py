@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.arrays import stacked
 from jax_grouped_gemm._src.fp8.formats import letters_of_blocks
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.optimizer import call, plan, reference
@@ -24,17 +24,17 @@ from jax_grouped_gemm._src.partition import Dims
 _NUM_NUMBERS = 2  # operands that do not change: numbers of the step, and the gradient or update
 
 
-def _update(name: str, target: str, run: Any, of_reference: Any) -> Op:
+def _update(name: str, of_reference: Any) -> Op:
     def avals(*operands, **params):
         return [op.unsharded_aval(operands, x.shape, x.dtype) for x in operands[_NUM_NUMBERS:]]
 
     op = Op(
         name=name,
         operand_ranks=None,
-        targets=(target,),
+        targets=(call.TARGETS[name],),
         avals=avals,
         planner=functools.partial(plan.plan_update, name),
-        call=run,
+        call=call.update,
         reference=of_reference,
         multiple_results=True,
         is_matmul=False,
@@ -65,15 +65,11 @@ def _batching(op: Op) -> Callable[..., Any]:
     along it."""
 
     def rule(operands, dims, **params):
-        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-        stacked = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(operands, dims, strict=True)
-        ]
+        every = stacked(operands, dims)
         if dims[0] is None:
-            results = op.bind(operands[0], *stacked[1:], **params)
+            results = op.bind(operands[0], *every[1:], **params)
         else:
-            results = lax.map(lambda one: op.bind(*one, **params), tuple(stacked))
+            results = lax.map(lambda one: op.bind(*one, **params), tuple(every))
         return results, [0] * len(results)
 
     return rule
@@ -84,12 +80,7 @@ def adamw_quantized(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return ADAMW.bind(*operands, **params)
 
 
-ADAMW = _update(
-    "adamw_quantized",
-    call.ADAMW,
-    call.adamw_quantized,
-    reference.adamw_quantized,
-)
+ADAMW = _update("adamw_quantized", reference.adamw_quantized)
 
 
 def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
@@ -97,9 +88,4 @@ def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     return APPLY.bind(*operands, **params)
 
 
-APPLY = _update(
-    "apply_and_quantize",
-    call.APPLY,
-    call.apply_and_quantize,
-    reference.apply_and_quantize,
-)
+APPLY = _update("apply_and_quantize", reference.apply_and_quantize)

@@ -46,12 +46,12 @@ def quantize(
 
     | format | a weight is | one scale for | scale |
     |---|---|---|---|
-    | "mxfp4" | e2m1 times 2^e | 32 along k | exponent of the largest minus 2, as OCP defines it |
+    | "mxfp4" | e2m1 times 2^e | 32 along k | (exponent of the largest) - 2, as OCP defines it |
     | "int4" | (q - 8) s, or (q - z) s | `group_size` along k | bfloat16, the largest over 7 |
     | "int8" | q s | a column | float32, the largest over 127 |
     | "fp8" | float8_e4m3fn times s | a column | float32, the largest over 448 |
-    | "fp8_128x128" | float8_e4m3fn times s | a block | float32, as `quantize_weights` |
-    | "fp8_1x128" | float8_e4m3fn times s | 128 along n | float32, as `quantize_blockwise` |
+    | "fp8_128x128" | float8_e4m3fn times s | a block | float32, as in `quantize_weights` |
+    | "fp8_1x128" | float8_e4m3fn times s | 128 along n | float32, as in `quantize_blockwise` |
     | "fp8_row" | float8_e4m3fn times s | a row | float32 |
     | "fp8_tensor" | float8_e4m3fn times s | a matrix | float32 |
 

@@ -187,8 +187,8 @@ class QuantizedArray:
             specs = q.specs(P("expert", None, "model"))
             q = jax.device_put(q, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
 
-        Each device then has a `QuantizedArray` of its slice. Slices along k and n must be multiples
-        of 64 in the layout "packed", and of whole groups or blocks.
+        Each device then has a `QuantizedArray` of its slice. Slices along k and n must hold whole
+        groups or blocks. In the layout "packed" they must also be multiples of 64.
 
         Args:
           spec: of [..., k, n].

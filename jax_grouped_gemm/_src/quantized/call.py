@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.plan import Plan
+
 STREAMED = "jax_grouped_gemm.streamed_packed_dot.v1"
 DECODED = "jax_grouped_gemm.decoded_packed_dot.v1"
 UNPACK = "jax_grouped_gemm.unpack_matrices.v1"
@@ -63,68 +65,55 @@ def unpack(arrays: Arrays, format: str, group_size: int | None, matrix: tuple[in
 
 
 def dot(
+    plan: Plan[Any],
     x: jax.Array,
     gate: Arrays,
     indices: tuple[jax.Array, jax.Array],
+    optional: Mapping[str, jax.Array | None],
     *,
     up: Arrays | None = None,
-    format: str,
-    group_size: int | None,
-    columns: int,
-    rows: int,
-    optional: Mapping[str, jax.Array | None],
     activation: Mapping[str, Any] | None = None,
-    kept: bool = False,
-    divisor: int = 1,
     zeroes_unowned: bool = True,
-    workspace_bytes: int = 0,
-    tile_rows: int = MANY_ROWS,
-) -> list[jax.Array]:
+) -> jax.Array:
     """Multiplies rows by packed matrices, with the epilogue of an expert MLP.
 
     Args:
+      plan: of the product.
       x: bfloat16 [tokens, k].
       gate: arrays of the matrices, or of the gate's matrices.
       indices: group_sizes [groups] and group_offset [1], int32.
+      optional: "rows" int32 [rows], "b0", "b1", "bo" [g, n], "weights" float32 [rows]; None where
+        one is not there.
       up: arrays of the matrices of up.
-      format: one of `FORMATS`.
-      group_size: number of elements along k that share a scale.
-      columns: n of the matrices and of the result.
-      rows: rows of the result.
-      optional: "rows" int32 [rows], "b0", "b1", "bo" [g, n], "weights" float32 [rows] or
-        "weights_of_pairs" float32 [tokens, divisor]; None where one is not there.
       activation: of gate and up, as attributes of the custom call; without it, the result is the
         product and `weights` times `bo`.
-      kept: whether gate and up are results, too.
-      divisor: `rows` are numbers of pairs, so many times those of tokens.
       zeroes_unowned: whether rows that no local group owns are zero, or undefined.
-      workspace_bytes: of the kernel for groups of few rows; 0 for the other one, which wants k to
-        be a multiple of 8.
-      tile_rows: rows of that one's tiles, `MANY_ROWS`, or `FEW_ROWS` except for int8.
 
     Returns:
-      bfloat16 [rows, columns]: the result, then gate and up if they are kept.
+      bfloat16 [rows, columns].
     """
+    problem, kernel = plan.launched
     given = {name: a for name, a in gate.items() if name != "values"}
     given |= {f"up_{name}": a for name, a in (up or {}).items()}
     given |= {name: a for name, a in optional.items() if a is not None}
-    one = jax.ShapeDtypeStruct((rows, columns), x.dtype)
-    results = [one] * (1 + kept * (1 + (up is not None)))
-    target, tile = DECODED, {"tile_m": np.int32(tile_rows)}
-    if workspace_bytes:
-        target, tile = STREAMED, {"tile_m": np.int32(FEW_ROWS)} if tile_rows == FEW_ROWS else {}
-        results = [jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8), *results]
-    found = jax.ffi.ffi_call(target, results)(
+    results = [jax.ShapeDtypeStruct((problem.rows, problem.shape[2]), x.dtype)]
+    target, tile = DECODED, {"tile_m": np.int32(kernel.tile.tile_m)}
+    if plan.workspace_bytes:
+        target = STREAMED
+        results = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8), *results]
+    if kernel.schedule == "streamed":
+        tile = {}
+    *_, out = jax.ffi.ffi_call(target, results)(
         x,
         gate["values"],
         *indices,
         *given.values(),
         optional=" ".join(given),
         zeroes_unowned=zeroes_unowned,
-        divisor=np.int32(divisor),
-        format=format,
-        group_size=np.int32(group_size or 0),
+        divisor=np.int32(1),  # rows are tokens, not pairs
+        format=problem.format.name,
+        group_size=np.int32(problem.format.group_size or 0),
         **(activation or _NO_ACTIVATION),
         **tile,
     )
-    return list(found)[bool(workspace_bytes) :]
+    return out

@@ -25,14 +25,12 @@ from jax_grouped_gemm._src.plan import (
     TiledKernel,
     algorithm_reason,
     always,
-    check_sizes_do_not_matter,
     format_reason,
     runnable,
-    symbolic_sizes,
+    sizes_reason,
 )
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.format import Format, Matrix
-from jax_grouped_gemm._src.sizes import too_large_operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +58,8 @@ class PackedProblem:
     groups: Any
     products: int = 1
 
+    op = "packed_ragged_dot"
+
     @classmethod
     def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
         """The problem of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
@@ -69,11 +69,6 @@ class PackedProblem:
     def formats(self) -> tuple[str, ...]:
         """See `Kernel.takes`."""
         return self.lhs, packed_format(self.format), self.out
-
-    @property
-    def op(self) -> str:
-        """Name of the primitive."""
-        return "packed_ragged_dot"
 
     def predict(self, target: Target) -> Prediction:
         """Predicts a product with the most matrices that rows can visit."""
@@ -88,14 +83,10 @@ class PackedProblem:
             target=target,
         )
 
-    @property
-    def described(self) -> str:
-        """Format, shape and bytes of the matrices."""
-        return f"{self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
-
     def __str__(self) -> str:
         rows = f"lhs {self.lhs}[{self.rows}, {self.shape[1]}]"
-        return f"{self.op} {rows}, rhs {self.described}, {self.groups} groups"
+        matrices = f"rhs {self.format} {list(self.shape)} ({readable(self.packed_bytes)})"
+        return f"{self.op} {rows}, {matrices}, {self.groups} groups"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,12 +187,11 @@ def dequantized_reason(
     """
     if implementation == "xla":
         return AS_ASKED
-    every = jax.tree.leaves(operands)
+    leaves = jax.tree.leaves(operands)
     formats = (format_reason(PACKED_KERNELS, product) for product in products)
     if reason := next(filter(None, formats), algorithm_reason(precision)):
         return reason
-    if reason := symbolic_sizes(every) or too_large_operands(every):
-        check_sizes_do_not_matter("weights that are quantised", implementation, reason)
+    if reason := sizes_reason("weights that are quantised", leaves, implementation):
         return reason
     for product in products:
         if 0 in (product.rows, *product.shape):
@@ -230,7 +220,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
     )
 
 
-UNPACK = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
+UNPACKING = Kernel("unpack", lhs=call.FORMATS, out=("bfloat16",))
 """The kernel that writes packed matrices as bfloat16."""
 
 
@@ -254,10 +244,7 @@ class DequantizeProblem:
     packed_bytes: int
     names: tuple[str, ...]
 
-    @property
-    def op(self) -> str:
-        """Name of the primitive."""
-        return "dequantize_weights"
+    op = "dequantize_weights"
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -284,20 +271,14 @@ def plan_dequantize(
 ) -> Plan[DequantizeProblem]:
     """Returns the plan of one call of the primitive."""
     packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
-    problem = DequantizeProblem(
-        params["format"],
-        params["matrix"],
-        operands[0].shape[0],
-        params["dtype"],
-        packed_bytes,
-        params["names"],
-    )
+    matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
+    problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
-    reason = format_reason([UNPACK], problem)
-    reason = reason or symbolic_sizes(operands) or too_large_operands(operands)
+    reason = format_reason([UNPACKING], problem)
+    reason = reason or sizes_reason(problem.op, operands, params["implementation"])
     if reason or not problem.bytes:
         return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
-    return Plan(problem, UNPACK, kernel_problem=problem, notes=notes)
+    return Plan(problem, UNPACKING, kernel_problem=problem, notes=notes)
 
 
 def packed_format(format: Format) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arrays import stacked
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
 from jax_grouped_gemm._src.plan import Plan
@@ -74,16 +75,9 @@ def _dims(operands, results, **params) -> Dims:
 
 def _batched(operands, dims, **params):
     """Makes the matrices of the whole batch one stack."""
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-
-    def merged(x, dim):
-        if dim is None:
-            x = jnp.broadcast_to(x[None], (size, *x.shape))
-        else:
-            x = jnp.moveaxis(x, dim, 0)
-        return x.reshape(size * x.shape[1], *x.shape[2:])
-
-    out = DEQUANTIZE.bind(*map(merged, operands, dims), **params)
+    every = stacked(operands, dims)
+    size, count = every[0].shape[:2]
+    out = DEQUANTIZE.bind(*(x.reshape(size * count, *x.shape[2:]) for x in every), **params)
     return out.reshape(size, out.shape[0] // size, *out.shape[1:]), 0
 
 

@@ -66,10 +66,10 @@ def ragged_dot(
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
-        means HIGHEST, which never uses TF32 and is as accurate as float32. Elements below 2^-27 of
-        the largest element of their group lose bits. With "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two
-        FP8 operands, tensor cores add up all products and keep about 14 bits of each sum, if no
-        scale changes along k.
+        means HIGHEST, which never uses TF32 and is as accurate as float32. In either case, float32
+        elements below 2^-27 of the largest element of their group lose bits. With
+        "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, tensor cores add up all products and
+        keep about 14 bits of each sum, if no scale changes along k.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group

@@ -69,11 +69,8 @@ class Candidates(Generic[R]):
     all_rows: bool = False
 
     def __post_init__(self) -> None:
-        reasons = (
-            format_reason(self.table, self.problem),
-            self.unsupported,
-            _size_reason(self.problem),
-        )
+        formats, sizes = format_reason(self.table, self.problem), _size_reason(self.problem)
+        reasons = formats, self.unsupported, sizes
         object.__setattr__(self, "unsupported", next(filter(None, reasons), ""))
 
     def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
@@ -218,15 +215,14 @@ def plan_product(
 def _notes(
     problem: RaggedProblem, kernel_problem: RaggedProblem, kernel: TiledKernel
 ) -> tuple[str, ...]:
-    how = "added in place by the kernel"
-    if not kernel_problem.accumulates:
-        how = (
-            "written to memory and added by XLA: the kernels add products of 16-bit operands to "
-            "rows that need no padding"
-        )
     terms = problem.terms
     parts = (float32.described(terms, in_kernel=kernel.splits),) if terms else ()
-    return (how, *parts) if problem.accumulates else parts
+    if not problem.accumulates:
+        return parts
+    if kernel_problem.accumulates:
+        return ("added in place by the kernel", *parts)
+    why = "the kernels add products of 16-bit operands to rows that need no padding"
+    return (f"written to memory and added by XLA: {why}", *parts)
 
 
 def _size_reason(problem: RaggedProblem) -> str:

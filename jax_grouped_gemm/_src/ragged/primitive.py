@@ -23,11 +23,7 @@ from jax_grouped_gemm._src.partition import Dims, as_type
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized import call as packed_call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.plan import (
-    PackedProblem,
-    dequantized_reason,
-    plan_packed,
-)
+from jax_grouped_gemm._src.quantized.plan import PackedProblem, dequantized_reason, plan_packed
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
@@ -317,20 +313,9 @@ def _plan_packed(
 
 
 def _call_packed(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) -> jax.Array:
-    problem, (*arrays, sizes, offset) = plan.problem, leaves
-    (out,) = packed_call.dot(
-        x,
-        dict(zip(problem.names, arrays, strict=True)),
-        (sizes, offset),
-        format=problem.format.name,
-        group_size=problem.format.group_size,
-        columns=problem.shape[2],
-        rows=problem.rows,
-        optional={},
-        workspace_bytes=plan.workspace_bytes,
-        tile_rows=plan.launched[1].tile.tile_m,
-    )
-    return out
+    *parts, sizes, offset = leaves
+    arrays = dict(zip(plan.problem.names, parts, strict=True))
+    return packed_call.dot(plan, x, arrays, (sizes, offset), {})
 
 
 def _packed_reference(

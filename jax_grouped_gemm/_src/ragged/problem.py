@@ -124,11 +124,7 @@ class RaggedProblem:
     @property
     def arrays(self) -> tuple[tuple[str, np.dtype], ...]:
         """Dimension names and element type of lhs, rhs and the result."""
-        return (
-            (self.lhs, self.lhs_dtype),
-            (self.rhs, self.rhs_dtype),
-            (self.out, self.out_dtype),
-        )
+        return ((self.lhs, self.lhs_dtype), (self.rhs, self.rhs_dtype), (self.out, self.out_dtype))
 
     @property
     def contracts_rows(self) -> bool:

@@ -79,25 +79,14 @@ def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> b
     )
 
 
-def _cutting_pays(problem: RaggedProblem, target: Target) -> bool:
-    return _cuts_steps(problem, STREAM_K_TILE, STREAM_K_SAVED_STEPS, target) or stream_k_pays(
-        problem, target, STREAM_K_LEAST_STEPS
-    )
-
-
-def _cutting_narrow_pays(problem: RaggedProblem, target: Target) -> bool:
-    return _narrow_pays(problem, target) and (
-        _cuts_steps(problem, NARROW_STREAM_K_TILE, NARROW_SAVED_STEPS, target)
-        or stream_k_pays(problem, target, STREAM_K_LEAST_STEPS)
-    )
-
-
-def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Target) -> bool:
-    """Whether there are few tiles, and cutting the last wave saves so many steps."""
+def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, least: int) -> bool:
+    """Whether to cut the last of many waves, or of few waves if that saves `least` steps."""
     clusters = max(target.multiprocessors // tile.cluster, 1)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
-    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= least
+    if units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= least:
+        return True
+    return stream_k_pays(problem, target, STREAM_K_LEAST_STEPS)
 
 
 def _can_take_turns(problem: RaggedProblem) -> bool:
@@ -119,9 +108,7 @@ _of_16_bits = functools.partial(TiledKernel, lhs=FLOATS_16, out=FLOATS)
 
 SIXTEEN_BITS = (
     _of_16_bits(
-        tile=DEFAULT_TILE,
-        record=("h200_main.json", "qwen3_up/forward/random"),
-        in_order=always,
+        tile=DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random"), in_order=always
     ),
     _of_16_bits(
         tile=PINGPONG_TILE,
@@ -136,7 +123,10 @@ SIXTEEN_BITS = (
         schedule="stream_k",
         record=("h200_adapters.json", "rank64_down/forward/random"),
         runs=rows_stay,
-        pays=_cutting_narrow_pays,
+        pays=lambda problem, target: (
+            _narrow_pays(problem, target)
+            and _cutting_pays(problem, target, NARROW_STREAM_K_TILE, NARROW_SAVED_STEPS)
+        ),
     ),
     _of_16_bits(
         tile=NARROW_TILE,
@@ -149,7 +139,7 @@ SIXTEEN_BITS = (
         schedule="stream_k",
         record=("h200_main.json", "mixtral_down/forward/random"),
         runs=rows_stay,
-        pays=_cutting_pays,
+        pays=functools.partial(_cutting_pays, tile=STREAM_K_TILE, least=STREAM_K_SAVED_STEPS),
     ),
 )
 """The table for two operands of bfloat16 or float16."""

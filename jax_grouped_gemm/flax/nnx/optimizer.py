@@ -14,13 +14,7 @@ from jax_grouped_gemm import optim
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.optimizer.weights import Path, at, nested
 from jax_grouped_gemm.flax._experts import as_dict, from_dict
-from jax_grouped_gemm.flax.nnx.layer import (
-    MATRICES,
-    MoE,
-    Quantized,
-    put,
-    quantize,
-)
+from jax_grouped_gemm.flax.nnx.layer import MATRICES, MoE, Quantized, put, quantize
 
 
 class Optimizer(nnx.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jax_grouped_gemm._src import fallback
-from jax_grouped_gemm._src.device import H200, Target, duration
+from jax_grouped_gemm._src.device import Target, duration
 from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import FLOATS_16, Kernel, Plan
@@ -31,16 +31,16 @@ class Choice:
 
     op = "recipe_in_bf16"
 
-    def terms(self, target: Target = H200) -> tuple[dict[str, float], dict[str, float]]:
+    def terms(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the terms of the times in FP8 and in bf16."""
-        fp8, bf16 = Cost(target), Cost(target)
+        fp8, bf16 = Cost(), Cost()
         self.of.in_fp8(self.recipe, fp8, training=self.training)
         self.of.in_bf16(bf16, training=self.training)
         return fp8.terms(), bf16.terms()
 
-    def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
+    def seconds(self) -> tuple[float, float, bool]:
         """Returns the predicted seconds in FP8 and in bf16, and whether to take bf16."""
-        return fallback.compared(KIND, *self.terms(target))
+        return fallback.compared(KIND, *self.terms())
 
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"
@@ -48,12 +48,7 @@ class Choice:
 
 
 def bf16_choice(
-    of: Dot | Layer,
-    recipe: Recipe,
-    dtypes: Iterable[Any],
-    implementation: Any,
-    *,
-    training: bool,
+    of: Dot | Layer, recipe: Recipe, dtypes: Iterable[Any], implementation: Any, *, training: bool
 ) -> Choice | None:
     """Returns the choice if it is bf16, otherwise None.
 
@@ -71,8 +66,7 @@ def bf16_choice(
     if not found <= set(BF16.lhs) or not of.is_known:
         return None
     choice = Choice(of, recipe, training)
-    *_, is_faster = choice.seconds()
-    return choice if is_faster else None
+    return choice if choice.seconds()[2] else None
 
 
 def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:

@@ -28,10 +28,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
 )
 from jax_grouped_gemm._src.fp8 import weight_formats
-from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    checked_fp8_dtype,
-)
+from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype
 from jax_grouped_gemm._src.fp8.quantize import primitive
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 

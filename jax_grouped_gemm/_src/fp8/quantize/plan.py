@@ -20,12 +20,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     quantized_groups,
     quantized_rows,
 )
-from jax_grouped_gemm._src.plan import (
-    AS_ASKED,
-    XLA,
-    Kernel,
-    Plan,
-)
+from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16

@@ -12,12 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import rows_or_zeros
-from jax_grouped_gemm._src.fp8.formats import (
-    NO_DERIVATIVE,
-    letters_of_blocks,
-    quantized_groups,
-)
+from jax_grouped_gemm._src.arrays import rows_or_zeros, stacked
+from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, letters_of_blocks, quantized_groups
 from jax_grouped_gemm._src.fp8.quantize import call, plan, reference
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, leading
@@ -149,11 +145,7 @@ def _register_folding(op: Op) -> None:
     """Registers vmap: a mapped axis joins the first dimension, whose elements are independent."""
 
     def rule(operands, dims, **params):
-        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-        operands = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(operands, dims, strict=True)
-        ]
+        operands = stacked(operands, dims)
         leading = operands[0].shape[:2]
         results = op.bind(*(x.reshape(-1, *x.shape[2:]) for x in operands), **params)
         results = [y.reshape(*leading, *y.shape[1:]) for y in results]

@@ -14,11 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import (
-    cdiv,
-    round_up,
-    rows_or_zeros,
-)
+from jax_grouped_gemm._src.arrays import cdiv, round_up, rows_or_zeros
 from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 

@@ -65,8 +65,8 @@ def scaled_ragged_dot(
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so [g, k, n] is transposed first, with a copy.
       rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
-        with `transpose_rhs`; [g, n] for one scale for each column; [g], [g, 1], [] or [1] for one
-        scale for each matrix; float32 or float8_e8m0fnu.
+        with `transpose_rhs`; [g, n] for one scale for each column; [g] or [g, 1] for one scale for
+        each matrix; [] or [1] for one scale for all matrices; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
       lhs_scaling: the elements of `lhs` that share a scale, and the layout of scales. "1x128": one
         scale for each block, in the shape above. "1xk": one for each row, [m, 1] or [m]. "tensor":

@@ -12,12 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static
-from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    VIEWED_RHS,
-    VIEWED_ROWS,
-    viewed,
-)
+from jax_grouped_gemm._src.fp8.formats import BLOCK, VIEWED_RHS, VIEWED_ROWS, viewed
 from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
@@ -30,10 +25,7 @@ from jax_grouped_gemm._src.plan import (
     always,
 )
 from jax_grouped_gemm._src.ragged.plan import Candidates
-from jax_grouped_gemm._src.ragged.problem import (
-    addressable_problem,
-    copy_reason,
-)
+from jax_grouped_gemm._src.ragged.problem import addressable_problem, copy_reason
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 from jax_grouped_gemm._src.sizes import too_large_operands
 
@@ -60,7 +52,7 @@ FP8_STREAM_K_LEAST_STEPS = 96
 """Measured only at 112 steps and 8.2 waves, where 7 % of steps were 4.5 % of time."""
 
 
-def _has_few_rows(problem: ScaledProblem, target: Any = None) -> bool:
+def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
     return problem.m <= SWAPPED_MOST_ROWS * problem.num_groups
 
 
@@ -76,15 +68,13 @@ _of_fp8 = functools.partial(TiledKernel, lhs=FLOATS_8, rhs=FLOATS_8, out=FLOATS)
 
 NONCONTRACTING_KERNELS = (
     _of_fp8(
-        tile=DEFAULT_TILE,
-        record=("h200_fp8.json", "qwen3_up/fp8_forward/random"),
-        in_order=always,
+        tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random"), in_order=always
     ),
     _of_fp8(
         tile=SWAPPED_TILE,
         schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
-        pays=_has_few_rows,
+        pays=_swapping_pays,
         blocks=3,
         in_order=_is_in_blocks,
     ),
@@ -187,7 +177,7 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     problem = candidates.problem
     return (
         _takes_first(candidates, params)
-        and not _has_few_rows(problem)
+        and not _swapping_pays(problem)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
         and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape

@@ -6,13 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    Shape,
-)
-from jax_grouped_gemm._src.ragged.problem import (
-    RaggedProblem,
-)
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Shape
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
 
 @dataclasses.dataclass(frozen=True)

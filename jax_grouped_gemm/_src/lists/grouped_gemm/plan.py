@@ -14,10 +14,10 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists import fp64
-from jax_grouped_gemm._src.lists.grouped_gemm import schedule as list_schedule
+from jax_grouped_gemm._src.lists import schedule as list_schedule
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem, Scheduler, listed
-from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.lists.schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm._src.plan import FLOATS, Plan, TileConfig, TiledKernel
 
 TILES = (
@@ -104,9 +104,9 @@ class Launch:
 class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
-    `tile` and `grid` are those of the first launch, `workspace_bytes` the sum over all, and
-    `utilization` the share of the tensor cores' work that is useful while the cluster with the most
-    steps of each launch is busy.
+    `tile` and `grid` are those of the first launch; `workspace_bytes` is the sum over all launches.
+    `utilization` is the share of the tensor cores' work that is useful. A launch counts as long as
+    its cluster with the most steps is busy.
 
     Attributes:
       launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.
@@ -128,11 +128,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler
         launches = [f"launch {launch}" for launch in self.launches]
-        summary = (
-            f"scheduler {scheduler}, launches {len(launches)}, "
-            f"workspace {self.workspace_bytes} bytes"
-        )
-        return "\n   ".join([summary, *launches])
+        sizes = f"launches {len(launches)}, workspace {self.workspace_bytes} bytes"
+        return "\n   ".join([f"scheduler {scheduler}, {sizes}", *launches])
 
 
 def plan_grouped_gemm(

@@ -13,7 +13,7 @@ import numpy as np
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fallback import Work
-from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.lists.schedule import Shape
 from jax_grouped_gemm._src.plan import unaddressable_rows
 
 Scheduler = Literal["device", "host_precomputed"]
@@ -43,11 +43,8 @@ class Entry:
             shape = [self.g, columns, rows] if transposed else [self.g, rows, columns]
             return f"{shape}^T" if transposed else str(shape)
 
-        lhs, rhs = (
-            stored(self.m, self.k, self.transpose_lhs),
-            stored(self.k, self.n, self.transpose_rhs),
-        )
-        return f"{lhs} x {rhs}"
+        lhs = stored(self.m, self.k, self.transpose_lhs)
+        return f"{lhs} x {stored(self.k, self.n, self.transpose_rhs)}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
     arithmetic uses only the `uplo` triangle of C, and does not use C at all if `beta` is zero.
 
     Gradients follow the same rules: those of the factors use the `uplo` triangle of the cotangent,
-    and the other triangle goes to the gradient of C. With `symmetrize_output` both triangles count.
+    and the other triangle goes to the gradient of C. With `symmetrize_output` the gradients of the
+    factors use both triangles of the cotangent.
 
     Args:
       a: a stack [g, n, k], or a sequence of matrices [n_i, k_i] and stacks [g_i, n_i, k_i] whose

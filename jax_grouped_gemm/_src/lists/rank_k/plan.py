@@ -14,15 +14,9 @@ from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.plan import Launched, plan_list
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
-from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
-from jax_grouped_gemm._src.plan import (
-    FLOATS,
-    FLOATS_16,
-    Plan,
-    TileConfig,
-    TiledKernel,
-    choose,
-)
+from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units, wide_tiles
+from jax_grouped_gemm._src.lists.schedule import TILE_K
+from jax_grouped_gemm._src.plan import FLOATS, FLOATS_16, Plan, TileConfig, TiledKernel, choose
 
 RankKPlan = Plan[RankKProblem]
 
@@ -33,7 +27,6 @@ MAX_FINE_STACKS = 4
 # Squares of 64 x 64 of a CTA in a unit on the diagonal, see `csrc/scheduler/triangular_fine.h`.
 SQUARE = 64
 DIAGONAL_SQUARES = 5
-TILE_K = 64
 # Half steps to change tiles, and to hand sums over, in addition to the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
@@ -124,8 +117,7 @@ TILES = (
     ),
     *(
         dataclasses.replace(
-            kernel,
-            runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product",
+            kernel, runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product"
         )
         for kernel in fp64.SQUARES
     ),
@@ -158,9 +150,7 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether it is faster to split a narrow tile's steps between both CTAs of a cluster."""
-    if problem.whole_tiles or problem.op == "symm_product":
-        return False
-    if problem.terms or len(stacks) > 1:
+    if problem.whole_tiles or problem.op == "symm_product" or problem.terms or len(stacks) > 1:
         return False
     with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
     return with_halves < without
@@ -191,13 +181,9 @@ def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> i
 
 def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
     """Full and narrow units of a stack, as `csrc/scheduler/triangular.h` lists them."""
-    rows = cdiv(stack.n, RANK_K_TILE.tile_m)
-    upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
-    wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
-    off_diagonal = stack.g * (upper_tiles * (upper_tiles - 1) // 2)
+    others, wide, narrow = wide_tiles(stack, problem.upper)
     half_steps = problem.num_products * cdiv(stack.k, TILE_K)
-    full_units = off_diagonal + cdiv(stack.g * wide, 2)
-    full = Unit(2 * half_steps), full_units
+    full = Unit(2 * half_steps), stack.g * others + cdiv(stack.g * wide, 2)
     if not halves:
         return [full, (Unit(half_steps), cdiv(stack.g * narrow, 2))]
     half = Unit(half_steps // 2, CHANGE_HALF_STEPS + EXCHANGE_HALF_STEPS)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
+from jax_grouped_gemm._src.lists.schedule import TILE_K
 
-SIDE, TILE_K = 128, 64
+SIDE = 128
 
 # Numbers of rows that were measured with either tile, with many results in a call.
 FEWEST_ROWS, MOST_ROWS = 512, 1024
@@ -37,6 +38,15 @@ WIDE_C, FINE_C = 8000, 1000
 # Products of two factors: the extra cycles of a wide unit, measured; and diagonal fine units, which
 # load both factors of both sides in a step, estimated.
 WIDE_PRODUCT, FINE_DIAGONAL_PRODUCT = 14000, Cost(1100, 8400)
+
+
+def wide_tiles(stack: Stack, upper: bool) -> tuple[int, int, int]:
+    """Wide tiles of a matrix off the diagonal, and those on it that are whole and that are narrow,
+    as `csrc/scheduler/triangular.h` lists them."""
+    rows = cdiv(stack.n, SIDE)
+    upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
+    on_diagonal = (upper_tiles, lower_tiles) if upper else (lower_tiles, upper_tiles)
+    return upper_tiles * (upper_tiles - 1) // 2, *on_diagonal
 
 
 def num_fine_units(stack: Stack) -> int:
@@ -69,13 +79,12 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
 
 
 def _wide_cycles(stack: Stack, problem: RankKProblem) -> float:
-    """Cycles of all clusters together, of units as `csrc/scheduler/triangular.h` lists them."""
-    steps, rows = cdiv(stack.k, TILE_K), cdiv(stack.n, SIDE)
-    upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
-    wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
+    """Cycles of all clusters together."""
+    steps = cdiv(stack.k, TILE_K)
+    others, wide, narrow = wide_tiles(stack, problem.upper)
     c = WIDE_C if problem.has_c else WIDE_PRODUCT if problem.op == "symm_product" else 0
     of_a_matrix = (
-        upper_tiles * (upper_tiles - 1) / 2 * (WIDE.of(steps) + c)
+        others * (WIDE.of(steps) + c)
         + wide / 2 * (WIDE_DIAGONAL.of(steps) + c)
         + narrow / 2 * (NARROW.of(steps) + c)
     )

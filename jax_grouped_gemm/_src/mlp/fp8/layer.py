@@ -20,11 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arrays import (
-    align_varying,
-    at_least_float32,
-    is_static,
-)
+from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, is_static
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
@@ -37,9 +33,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer, JoinedGradients
-from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
-    quantized_hidden,
-)
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import quantized_hidden
 from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.layer import down, gated_ragged_dot

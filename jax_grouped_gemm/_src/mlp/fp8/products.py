@@ -18,10 +18,7 @@ from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients, HiddenLayer, JoinedGradients
-from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
-    hidden_gradients,
-    ragged_hidden_gradients,
-)
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, ragged_hidden_gradients
 from jax_grouped_gemm._src.mlp.operands import MlpOperands, Rows
 from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window

@@ -15,10 +15,8 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.plan import PackedProblem
 from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
 from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import slices
@@ -74,44 +72,23 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     given: MlpOperands = of_mlp.problem.given(leaves)
     of_hidden, *of_down = of_mlp.packed
-    experts, weights = given.experts, given.weights
+    experts, weights, params = given.experts, given.weights, of_mlp.problem.params
     weights = None if weights is None else weights.astype(jnp.float32)
-    quantized = experts.quantized
-    gate, up, down = (quantized.get(name) for name in ("wi_0", "wi_1", "wo"))
-    activation = Epilogue.of(of_mlp.problem.params["activation"])
-    assert gate is not None and activation is not None  # the plan has a kernel
-
-    def product(
-        of: Plan[PackedProblem], x: jax.Array, matrices: QuantizedArray, optional: Any, **more: Any
-    ) -> jax.Array:
-        (out,) = call.dot(
-            x,
-            matrices.arrays,
-            given.groups.indices,
-            format=matrices.format.name,
-            group_size=matrices.format.group_size,
-            columns=matrices.shape[2],
-            rows=given.num_rows,
-            optional=optional,
-            zeroes_unowned=of_mlp.problem.params["zeroes_unowned"],
-            workspace_bytes=of.workspace_bytes,
-            tile_rows=of.launched[1].tile.tile_m,
-            **more,
-        )
-        return out
-
-    hidden = product(
-        of_hidden,
-        given.rows.x,
-        gate,
-        dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights),
-        up=None if up is None else up.arrays,
+    arrays = {name: matrices.arrays for name, matrices in experts.quantized.items()}
+    activation = Epilogue.of(params["activation"])
+    assert activation is not None  # the plan has a kernel
+    indices, options = given.groups.indices, dict(zeroes_unowned=params["zeroes_unowned"])
+    optional = dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights)
+    hidden = call.dot(
+        *(of_hidden, given.rows.x, arrays["wi_0"], indices, optional),
+        up=arrays.get("wi_1"),
         activation=dict(activation.attributes(), function=np.int32(activation.function)),
+        **options,
     )
-    if down is None:
+    if not of_down:
         return hidden
     of_bias = dict(bo=experts.bo, weights=None if experts.bo is None else weights)
-    return product(of_down[0], hidden, down, of_bias)
+    return call.dot(of_down[0], hidden, arrays["wo"], indices, of_bias, **options)
 
 
 def _reference(

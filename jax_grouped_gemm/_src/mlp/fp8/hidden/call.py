@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    quantized_groups,
-    quantized_rows,
-)
+from jax_grouped_gemm._src.fp8.formats import BLOCK, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.arrays import stacked
 from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, Scaled
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.mlp.fp8.hidden import call, reference
@@ -152,13 +153,8 @@ def _register_batching(op: Op, *, has_count: bool) -> None:
         # Rows past the count of one of a batch are undefined, so that all rows may be computed.
         no_count = [jnp.zeros(0, jnp.int32)] if has_count else []
         of_rows = len(operands) - has_count
-        operands, dims = operands[:of_rows], dims[:of_rows]
-        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-        every = [
-            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-            for x, d in zip(operands, dims, strict=True)
-        ]
-        rows = every[0].shape[1]
+        every = stacked(operands[:of_rows], dims[:of_rows])
+        size, rows = every[0].shape[:2]
         folded = [x.reshape(size * rows, *x.shape[2:]) for x in every]
         out = op.bind(*folded, *no_count, layer=layer, implementation=implementation)
         return [x.reshape(size, rows, *x.shape[1:]) for x in out], [0] * len(out)
