@@ -230,8 +230,8 @@ def dropless_mlp(
       ValueError: `activation` is not the name of an activation; or a recipe is given together with
         a precision, or with a function as the implementation; or `quantized` is given without a
         recipe; or `token_axes` names no auto axis of the mesh, or axes whose product does not
-        divide the first dimension of `x`; or `batch_invariant` is given together with a recipe of
-        one scale for all tokens, or with an implementation that is "xla" or a function.
+        divide the first dimension of `x`; or `batch_invariant` is given together with an
+        implementation that is "xla" or a function.
       NotImplementedError: `activation` closes over traced values where a recipe has forward and
         dgrad in FP8.
     """

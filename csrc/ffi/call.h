@@ -186,7 +186,7 @@ class Call {
     fail(std::string(name) + " has rows of " + std::to_string(columns) +
          " elements, which are no multiple of " + std::to_string(bytes) + " bytes");
   }
-  // The same of an operand that is multiplied in parts of 16 bits if it is float32.
+  // Each 16-bit part of a float32 operand has to be whole vectors, too.
   void expect_operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
     bool const in_parts = buffer.element_type() == ffi::F32;
     expect_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);

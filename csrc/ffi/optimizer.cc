@@ -64,7 +64,7 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   auto const [matrices, rows, columns] = call.size<3>("master", master);
   bool const joined = parts > 1;
   int const blocks_down = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  // Of all parts, each filled up to whole blocks.
+  // Each part is filled up to whole blocks.
   int64_t const joined_columns = int64_t{1} * parts * blocks * kScaleBlock;
   if (!call.expect_size("the number of columns of all parts", joined_columns)) return weights;
   int const pitch = joined ? static_cast<int>(joined_columns) : columns;

@@ -59,7 +59,8 @@ struct Packing {
     return {matrices, strips(), records(), packed::record_bytes(format)};
   }
 
-  // The other arrays, whose names begin with `prefix`. Those have to be there that kernels read.
+  // Takes the other arrays, whose names begin with `prefix`. Kernels read all but zero points, so
+  // that these arrays have to be present.
   packed::Matrices take(Call& call, OptionalOperands& optional, std::string const& prefix,
                         void const* values) const {
     packed::Matrices all;

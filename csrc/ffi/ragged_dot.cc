@@ -75,26 +75,17 @@ RaggedDotArguments arguments_of(Call& call, TileConfig tile, ffi::AnyBuffer lhs,
   return a;
 }
 
-ffi::Error noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                          Sizes group_sizes, Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                          WorkspaceResult workspace, ffi::Dictionary attributes) {
+template <bool kContracting>
+ffi::Error product(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_sizes,
+                   Sizes group_offset, ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                   ffi::Dictionary attributes) {
   Call call(attributes);
   TileConfig const tile = call.tile();
   auto const a =
-      arguments_of<false>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
+      arguments_of<kContracting>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
   if (call.failed()) return call.error();
+  if (kContracting) return launched(ragged_contracting(tile, a, stream), "ragged_contracting");
   return launched(ragged_noncontracting(tile, a, stream), "ragged_noncontracting");
-}
-
-ffi::Error contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                       Sizes group_sizes, Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                       WorkspaceResult workspace, ffi::Dictionary attributes) {
-  Call call(attributes);
-  TileConfig const tile = call.tile();
-  auto const a =
-      arguments_of<true>(call, tile, lhs, rhs, group_sizes, group_offset, *out, workspace);
-  if (call.failed()) return call.error();
-  return launched(ragged_contracting(tile, a, stream), "ragged_contracting");
 }
 
 // The result is aliased to the accumulator.
@@ -116,8 +107,8 @@ ffi::Error accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyB
   return launched(ragged_contracting(tile, a, stream), "ragged_accumulate");
 }
 
-Handler<noncontracting> const noncontracting_handler{"ragged_noncontracting.v4"};
-Handler<contracting> const contracting_handler{"ragged_contracting.v4"};
+Handler<product<false>> const noncontracting_handler{"ragged_noncontracting.v4"};
+Handler<product<true>> const contracting_handler{"ragged_contracting.v4"};
 Handler<accumulate> const accumulate_handler{"ragged_accumulate.v1"};
 
 }  // namespace

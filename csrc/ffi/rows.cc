@@ -133,26 +133,35 @@ ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int
   return launched(rows::dispatch_rows(a, stream), "dispatch_rows");
 }
 
-ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair,
-                        ffi::RemainingArgs operands, Result x, ffi::Dictionary attributes) {
-  RowsCall call(attributes);
-  auto const sums = call.shape<2>("the result", *x);
+// What sums and dot products of the rows of pairs have in common, in a call of so many batches.
+template <class Arguments>
+Arguments arguments_of_pairs(RowsCall& call, int batches, ffi::AnyBuffer const& y,
+                             Int32 const& row_of_pair) {
+  Arguments a{};
   auto const [rows, columns] = call.shape<2>("rows", y).size;
   auto const [tokens, choices] = call.shape<2>("the rows of pairs", row_of_pair).size;
-  if (x->element_type() != y.element_type()) call.fail("rows and the result have one type");
-  call.set_batches(sums.batches);
-  rows::CombineArguments a{};
+  call.set_batches(batches);
   a.shape.type = moved_type(call, y);
   a.shape.columns = columns;
-  a.shape.batches = sums.batches;
+  a.shape.batches = batches;
   a.rows.rows = rows;
   a.pairs.tokens = tokens;
   a.pairs.choices = choices;
   a.y = call.take<void const>("rows", y, std::array{rows, columns});
   a.pairs.row = call.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
-  call.take_optional(operands, call.get<bool>("weighted"), tokens, choices, a.pairs.weights,
+  return a;
+}
+
+ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair,
+                        ffi::RemainingArgs operands, Result x, ffi::Dictionary attributes) {
+  RowsCall call(attributes);
+  int const batches = call.shape<2>("the result", *x).batches;
+  auto a = arguments_of_pairs<rows::CombineArguments>(call, batches, y, row_of_pair);
+  int const tokens = a.pairs.tokens;
+  if (x->element_type() != y.element_type()) call.fail("rows and the result have one type");
+  call.take_optional(operands, call.get<bool>("weighted"), tokens, a.pairs.choices, a.pairs.weights,
                      a.rows.count);
-  a.x = call.result<void>("the result", *x, std::array{tokens, columns});
+  a.x = call.result<void>("the result", *x, std::array{tokens, a.shape.columns});
   if (call.failed()) return call.error();
   return launched(rows::combine_rows(a, stream), "combine_rows");
 }
@@ -161,23 +170,13 @@ ffi::Error row_dots(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Int
                     ffi::RemainingArgs operands, ffi::Result<Floats> weights,
                     ffi::Dictionary attributes) {
   RowsCall call(attributes);
-  auto const dots = call.shape<2>("the result", *weights);
-  auto const [rows, columns] = call.shape<2>("rows", y).size;
-  auto const [tokens, choices] = dots.size;
+  int const batches = call.shape<2>("the result", *weights).batches;
+  auto a = arguments_of_pairs<rows::DotsArguments>(call, batches, y, row_of_pair);
+  int const tokens = a.pairs.tokens, choices = a.pairs.choices;
   if (x.element_type() != y.element_type()) call.fail("x and rows have one element type");
-  call.set_batches(dots.batches);
-  rows::DotsArguments a{};
-  a.shape.type = moved_type(call, x);
-  a.shape.columns = columns;
-  a.shape.batches = dots.batches;
-  a.rows.rows = rows;
-  a.pairs.tokens = tokens;
-  a.pairs.choices = choices;
-  a.x = call.take<void const>("x", x, std::array{tokens, columns});
-  a.y = call.take<void const>("rows", y, std::array{rows, columns});
-  a.pairs.row = call.take<int const>("the rows of pairs", row_of_pair, std::array{tokens, choices});
+  a.x = call.take<void const>("x", x, std::array{tokens, a.shape.columns});
   call.take_optional(operands, false, tokens, choices, a.pairs.weights, a.rows.count);
-  a.weights = weights->typed_data();
+  a.weights = call.result<float>("the result", *weights, std::array{tokens, choices});
   if (call.failed()) return call.error();
   return launched(rows::row_dots(a, stream), "row_dots");
 }

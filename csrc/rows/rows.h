@@ -21,7 +21,7 @@ struct Batched {
   int64_t stride = 0;  // elements from one batch to the next
 
   __device__ T* of(int batch) const { return data + batch * stride; }
-  // Of data whose type is known in the kernel alone: the stride is in bytes.
+  // Only the kernel knows the type of `Batched<void>`, whose stride is therefore in bytes.
   template <class Element>
   __device__ Element const* as(int batch) const {
     return reinterpret_cast<Element const*>(static_cast<char const*>(data) + batch * stride);

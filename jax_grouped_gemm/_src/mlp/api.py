@@ -119,8 +119,7 @@ def ragged_mlp(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
-        does not fit that of the matrices, or a recipe is given together with a precision, or
-        `batch_invariant` with a recipe of one scale for all rows.
+        does not fit that of the matrices, or a recipe is given together with a precision.
       NotImplementedError: an operand is sharded over explicit mesh axes; or `activation` closes
         over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
         no kernel can run, which is raised when the function is lowered, with the reason.

@@ -51,7 +51,7 @@ def scale_by_muon(
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`. Its coefficients are those of `ns_coeffs`, and are not read.
+    `optax.contrib.MuonState`, which repeats `ns_coeffs`. This copy is not read.
     Means are added up in float32 at least. They keep their dtype, whatever the dtype of the
     gradients.
 

@@ -19,8 +19,8 @@ equal bits.
 Ping-pong: the two consumer warpgroups of a thread block usually have half of every tile each, and
 both wait while a float32 tile is stored, because registers cannot keep it. If they take turns,
 each has whole, smaller tiles, and stores its tile while the other one multiplies
-(`csrc/sm90/pingpong/`). Smaller tiles read more from L2, so this pays where tiles change often,
-but not where there is less to multiply than to store.
+(`csrc/sm90/consumer_pingpong.h`). Smaller tiles read more from L2, so this pays where tiles change
+often, but not where there is less to multiply than to store.
 """
 
 from __future__ import annotations

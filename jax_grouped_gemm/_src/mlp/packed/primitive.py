@@ -80,7 +80,11 @@ def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     indices, options = given.groups.indices, dict(zeroes_unowned=params["zeroes_unowned"])
     optional = dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights)
     hidden = call.dot(
-        *(of_hidden, given.rows.x, arrays["wi_0"], indices, optional),
+        of_hidden,
+        given.rows.x,
+        arrays["wi_0"],
+        indices,
+        optional,
         up=arrays.get("wi_1"),
         activation=dict(activation.attributes(), function=np.int32(activation.function)),
         **options,
