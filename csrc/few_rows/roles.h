@@ -56,8 +56,9 @@ struct FewRowsRoles {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int) {
+    GroupSizes const groups = read_groups(params, shared.groups);
     NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
-        read_groups(params, shared.groups), params.n, params.k);
+        groups, params.n, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 

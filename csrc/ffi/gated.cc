@@ -54,6 +54,7 @@ ffi::Error decode_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S3
     if (buffer.element_type() != x.element_type()) call.fail("x and the matrices differ in type");
     call.expect_vectors("an operand", buffer);
   }
+  call.expect_vectors("hidden", **results.get<ffi::AnyBuffer>(1));
   a.gate_weights = gate.untyped_data();
   a.up_weights = optional.take("wi_1", std::array{local_groups, a.k, a.n}, {x.element_type()});
   all.down.gate_weights = down.untyped_data();

@@ -212,7 +212,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
         uint32_t words[4] = {};
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-          uint32_t const bits = token >= 0 && k + e < params.k ? __ldg(x + e) : 0;
+          // Not __ldg: the kernel before this one may still have been writing x when this one
+          // began.
+          uint32_t const bits = token >= 0 && k + e < params.k ? x[e] : 0;
           words[e / 2] |= bits << e % 2 * 16;
         }
         *reinterpret_cast<uint4*>(to + i * kRowsAtOnce * kRowBytes) = {words[0], words[1], words[2],

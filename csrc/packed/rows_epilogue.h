@@ -154,6 +154,7 @@ class RowsEpilogue : Epilogue<Config> {
     buffer_ ^= 1;
     int const line = lane() % 8 + lane() / 16 * 8;
     auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
+    __syncwarp();  // lanes may leave the last call one by one
     cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], to);
     __syncwarp();
     int const row = lane() / 2, n = this->params().n;

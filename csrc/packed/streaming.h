@@ -34,8 +34,10 @@ struct StreamingConfig
   static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
   static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
 
-  static constexpr int kReserve =
-      sm90::kSharedMemoryReserve + sizeof(few_rows::Groups) + kTeamThreads * kSums * sizeof(float);
+  // The order of pairs takes a quarter of what is reserved for barriers and the ring of work.
+  static constexpr int kReserve = sm90::kSharedMemoryReserve +
+                                  few_rows::kGroupsAtOnce * sizeof(int) +
+                                  kTeamThreads * kSums * sizeof(float);
   static constexpr int kStages = (few_rows::kSharedMemory - kReserve) / Base::kStageBytes;
 };
 
