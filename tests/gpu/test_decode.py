@@ -95,3 +95,28 @@ def test_layers_of_models(format, tokens, rng):
     first = check(given, 32)
     for _ in range(20):
         np.testing.assert_array_equal(check(given, 32), first)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_layers_in_a_command_buffer(format, rng, tmp_path):
+    """XLA records layers in a CUDA graph and updates it while inputs and addresses change."""
+    sizes = dict(experts=16, local=16, top_k=4, embed=256, hidden=128, has_up=True, biased=False)
+    given = [random_layer(rng, format, tokens=2, **sizes) for _ in range(8)]
+    options = Options.of(as_activation("silu"), None, "cuda")
+
+    def layers(layer, given):
+        for _ in range(3):
+            y = layer(given, 16, options)
+            given = DecodeOperands(y, given.chosen, given.scores, given.experts, given.offset)
+        return y
+
+    compiler_options = {"xla_gpu_graph_min_graph_size": 1, "xla_dump_to": str(tmp_path)}
+    lowered = jax.jit(lambda given: layers(decode.mlp, given)).lower(given[0])
+    program = lowered.compile(compiler_options=compiler_options)
+    thunks = [path.read_text() for path in tmp_path.glob("*thunk*")]
+    assert any("kCommandBuffer" in text for text in thunks), "XLA recorded nothing"
+    of_sorted = jax.jit(lambda given: layers(lambda *a: decode.sorted_mlp("layer", *a), given))
+    kept = [program(of) for of in given * 2]
+    for of, got in zip(given * 2, kept, strict=True):
+        want = np.asarray(of_sorted(of)).view(np.uint16)
+        np.testing.assert_array_equal(np.asarray(got).view(np.uint16), want)
