@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fp8.choice.plan import bf16_choice
 from jax_grouped_gemm._src.fp8.choice.primitive import noted
@@ -37,7 +37,9 @@ from jax_grouped_gemm._src.mlp.rows import combine, on_rows
 from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
-from jax_grouped_gemm._src.rows.routing import Routing
+
+if TYPE_CHECKING:
+    from jax_grouped_gemm._src.rows.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +162,9 @@ class Experts:
         """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""
         if callable(self.implementation) or self.weights_on_input or self.in_fp8:
             return None
-        choices = routing.experts.shape[-1]
-        chosen, scores = (a.reshape(x.shape[0], choices) for a in routing[1:])
+        chosen = as_indices("routing.experts", routing.experts)
+        chosen = chosen.reshape(x.shape[0], chosen.shape[-1])
+        scores = routing.weights.reshape(chosen.shape)
         scores = scores.astype(at_least_float32(self.weights.result_dtype(x)))
         given = DecodeOperands(x, chosen, scores, self.weights, offset)
         sizes = routing.logits.shape[-1], self.options

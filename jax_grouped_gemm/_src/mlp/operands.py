@@ -233,6 +233,14 @@ class DecodeOperands:
     experts: ExpertWeights
     offset: jax.Array  # int32 [1], the first local expert
 
+    def of_rows(self, num_experts: int) -> MlpOperands:
+        """Returns the abstract operands of the MLP of sorted rows."""
+        struct: Any = jax.ShapeDtypeStruct
+        pairs = (self.chosen.size,)
+        rows = Rows(self.x, struct(pairs, jnp.int32), self.chosen)
+        groups = Groups(struct((num_experts,), jnp.int32), self.offset)
+        return MlpOperands(rows, self.experts, struct(pairs, self.scores.dtype), groups)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

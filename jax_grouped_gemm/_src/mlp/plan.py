@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.mlp.operands import (
     PairedWeightsOperands,
 )
 from jax_grouped_gemm._src.mlp.problem import MlpProblem, unsuitable_operands
-from jax_grouped_gemm._src.op import op_named
+from jax_grouped_gemm._src.op import Planner, op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
@@ -152,13 +152,13 @@ class MlpPlan(Plan[MlpProblem]):
         return f"{launch}\n   epilogue: {self.epilogue}"
 
 
-def plan_mlp(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans the operation of that name: with a kernel or, where none runs it, composed."""
-    problem, fusion = problem_of(op, avals, params), FUSIONS[op]
+def plan_mlp(problem: MlpProblem, target: Target) -> MlpPlan:
+    """Plans an operation: with a kernel or, where none runs it, composed."""
+    fusion = FUSIONS[problem.op]
     plan = functools.partial(MlpPlan, problem, target=target)
-    if params["implementation"] == "xla":
+    if problem.params["implementation"] == "xla":
         return plan(XLA, AS_ASKED)
-    if reason := unfused_reason(problem):
+    if reason := _unfused_reason(problem):
         return plan(COMPOSED, reason)
     kernel = _kernel(fusion.kernels, problem)
     workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
@@ -169,10 +169,10 @@ def plan_mlp(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: T
 def _gated_epilogue(problem: MlpProblem[MlpOperands]) -> str:
     operands, params = problem.operands, problem.params
     kept = ", gate and up kept" if params["residuals"] else ""
-    return epilogue_of(operands.experts, operands.weights, params["activation"]) + kept
+    return _epilogue(operands.experts, operands.weights, params["activation"]) + kept
 
 
-def epilogue_of(experts: ExpertWeights, weights: Any, activation: Any) -> str:
+def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
     """The epilogue of the sums of gate and up, in words."""
     gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
@@ -187,7 +187,7 @@ def _gathering(plan: MlpPlan) -> MlpPlan:
     problem: MlpProblem[MlpOperands] = plan.problem
     if problem.operands.rows.rows is None:
         return plan
-    in_place = has_few_rows(problem) or _reads_in_place(problem)
+    in_place = _has_few_rows(problem) or _reads_in_place(problem)
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
 
@@ -203,17 +203,12 @@ def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
     )
 
 
-def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `packed_mlp`, which is bound where kernels compute it."""
-    return packed_plan(problem_of("packed_mlp", avals, params), target)
-
-
-def packed_plan(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
-    """Returns the plan of an MLP with packed matrices."""
+def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
+    """Plans an MLP of packed matrices, which kernels compute."""
     operands, params = problem.operands, problem.params
-    implementation = params["implementation"]
     plans = tuple(
-        plan_packed_product(product, target, implementation) for product in operands.packed_products
+        plan_packed_product(product, target, params["implementation"])
+        for product in operands.packed_products
     )
     return MlpPlan(
         problem,
@@ -225,7 +220,7 @@ def packed_plan(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
             f"{name}: {plan.kernel.name}, {plan.prediction}"
             for name, plan in zip(("gate and up", "down"), plans, strict=False)
         ),
-        epilogue=epilogue_of(operands.experts, operands.weights, params["activation"]),
+        epilogue=_epilogue(operands.experts, operands.weights, params["activation"]),
         gather="" if operands.rows.rows is None else "in place",
         target=target,
         packed=plans,
@@ -287,21 +282,20 @@ def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
     """Whether one kernel computes an operation. Decides what is traced, before the device is known,
     so it follows from shapes alone."""
     problem = MlpProblem(op, operands, params)
-    return params["implementation"] != "xla" and not unfused_reason(problem)
+    return params["implementation"] != "xla" and not _unfused_reason(problem)
 
 
-def has_few_rows(problem: MlpProblem) -> bool:
-    """Whether the kernel for few rows is the fastest for a forward product."""
+def _has_few_rows(problem: MlpProblem) -> bool:
     return _kernel(FORWARD_KERNELS, problem).schedule == "few_rows"
 
 
 def _may_take_few_rows(problem: MlpProblem) -> bool:
     """Whether the kernel for few rows may run, and may round differently than what runs for more
     rows, because XLA's elementwise passes have other bits than an epilogue."""
-    return has_few_rows(problem) and not is_invariant(problem.params["implementation"])
+    return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
 
 
-def unfused_reason(problem: MlpProblem) -> str:
+def _unfused_reason(problem: MlpProblem) -> str:
     """Why no fused kernel computes this, empty if one does."""
     fusion = FUSIONS[problem.op]
     if not fusion.kernels:
@@ -320,7 +314,7 @@ def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
 
 def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
     has_bias = problem.operands.bo is not None
-    few_rows = _may_take_few_rows(problem) if has_bias else has_few_rows(problem)
+    few_rows = _may_take_few_rows(problem) if has_bias else _has_few_rows(problem)
     return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
 
 
@@ -364,10 +358,14 @@ FUSIONS = {
 }
 
 
-def problem_of(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:
-    """Returns the problem of a primitive with operands of the structure `tree`."""
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    return MlpProblem(op, params["tree"].unflatten(shapes), params)
+def planner(op: str, plan_of: Callable[[Any, Target], MlpPlan] = plan_mlp) -> Planner:
+    """Returns the planner of the primitive of that name."""
+
+    def plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+        return plan_of(MlpProblem(op, params["tree"].unflatten(shapes), params), target)
+
+    return plan
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}

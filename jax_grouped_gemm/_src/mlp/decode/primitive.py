@@ -14,15 +14,16 @@ from jax_grouped_gemm._src.activations import closes_over_traced
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fallback import with_policy
 from jax_grouped_gemm._src.mlp.decode import call
-from jax_grouped_gemm._src.mlp.decode.plan import plan_decode, plan_of
+from jax_grouped_gemm._src.mlp.decode.plan import plan_decode
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.packed import primitive as packed
+from jax_grouped_gemm._src.mlp.plan import planner
 from jax_grouped_gemm._src.mlp.primitive import Options, bind, with_one_bias
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.mlp.rows import combine
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import COMPOSED, XLA
+from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.rows.permutation import permute_rows
 from jax_grouped_gemm._src.rows.primitive import sort_by_expert
@@ -44,7 +45,7 @@ def is_taken(given: DecodeOperands, num_experts: int, options: Options) -> bool:
         return False
     params = with_policy(dict(vars(options), num_experts=num_experts), per_row=True)
     problem = MlpProblem("decode_mlp", given, params)
-    return plan_of(problem, H200).kernel not in (XLA, COMPOSED)
+    return plan_decode(problem, H200).kernel != COMPOSED
 
 
 def mlp(given: DecodeOperands, num_experts: int, options: Options) -> jax.Array:
@@ -109,7 +110,7 @@ DECODE = Op(
     operand_ranks=None,
     targets=(call.TARGET, call.PACKED_TARGET),
     avals=_aval,
-    planner=plan_decode,
+    planner=planner("decode_mlp", plan_decode),
     planned=OPTIONS,
     call=call.decode,
     reference=_reference,
