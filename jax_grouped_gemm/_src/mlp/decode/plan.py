@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.mlp.packed.primitive import dequantized_reason
 from jax_grouped_gemm._src.mlp.plan import MlpPlan, plan_mlp, plan_packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
-from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED
+from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, TMA_ALIGNMENT_BYTES
 
 MOST_PAIRS = 128
 MOST_EXPERTS = 512
@@ -49,6 +49,10 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
     found = plan_of(MlpProblem("gated_ragged_dot", of_rows, {**params, "residuals": False}), target)
     if found.reason:
         return composed(found.reason)
+    # Joined matrices may have rows of a multiple of 16 bytes where the hidden layer has not.
+    row_bytes = experts.hidden_columns * given.x.dtype.itemsize
+    if experts.wi is not None and row_bytes % TMA_ALIGNMENT_BYTES:
+        return composed("rows of the hidden layer are not a multiple of 16 bytes")
     if any(of.launched[1].schedule not in SORTING_SCHEDULES for of in found.packed or [found]):
         return composed("groups of so many rows have another kernel")
     notes = SORTS, *found.notes
