@@ -10,7 +10,6 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._src.activations import closes_over_traced
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fallback import with_policy
 from jax_grouped_gemm._src.mlp.decode import call
@@ -40,9 +39,6 @@ LETTERS = dict(
 def is_taken(given: DecodeOperands, num_experts: int, options: Options) -> bool:
     """Whether kernels of the layer sort tokens themselves. It follows from shapes alone, because
     a program is traced before its device is known."""
-    columns = given.experts.hidden_columns
-    if closes_over_traced(options.activation, given.chosen.size, columns):
-        return False
     params = with_policy(dict(vars(options), num_experts=num_experts), per_row=True)
     problem = MlpProblem("decode_mlp", given, params)
     return plan_decode(problem, H200).kernel != COMPOSED
