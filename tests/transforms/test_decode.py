@@ -119,6 +119,18 @@ def test_experts_of_any_integers(dtype, rng):
 
 
 @FORMATS
+def test_an_activation_that_closes_over_traced_values(format, rng):
+    given = operands(rng, format)
+
+    def scaled(scale, *given):
+        return layer(*given, activation=lambda gate: gate * scale)
+
+    assert not is_decoded(scaled, jnp.float32(2), *given)
+    y = jax.jit(scaled)(jnp.float32(2), *given)
+    assert_same(y, jax.jit(functools.partial(scaled, 2))(*given), CLOSE)
+
+
+@FORMATS
 def test_derivatives(format, rng):
     given = operands(rng, format)
     places = range(8) if format is None else (0, 1, 5, 6, 7)
