@@ -102,8 +102,8 @@ def explain(
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes XLA decides how operands are split. To find out, `explain` compiles the program. In this
-    compiled program the operations of this package compute nothing.
+    axes XLA decides how operands are split. To find out, `explain` compiles a
+    program of its own, in which the operations of this package compute nothing, and never runs it.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
