@@ -113,7 +113,7 @@ def step() -> str:
     return (
         f"Training a transformer of {parameters / 1e9:.1f} billion parameters ({model.num_layers} "
         f"layers, embed {model.embed}, {model.num_experts} experts of width {model.hidden}, "
-        f"{model.top_k} a token; {shape['batch']} sequences of {shape['length']} bytes a step) "
+        f"{model.top_k} a token; {shape['batch']} sequences of {shape['length']} tokens a step) "
         f"takes {ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
         f"temporary memory. With `jax.lax.ragged_dot` it takes {ms[2]} at {memory[2]} GiB in bf16"
     )

@@ -59,9 +59,9 @@ def index(folder: Path) -> str:
         [
             "# Recorded results",
             "",
-            "Written by `python -m benchmarks.tables`. Records that newer ones have replaced are",
-            "in git's history. `*_configs.json`: the tiles with which peers that leave them to the",
-            "caller were fastest.",
+            "`python -m benchmarks.tables` writes this page. Records that newer ones have replaced",
+            "are in git's history. Some peers leave their tiles to the caller: `*_configs.json`",
+            "has the tiles with which these peers were fastest.",
             "",
             quotes.table(["record", "cases", "commit", "device", "command"], rows),
         ]

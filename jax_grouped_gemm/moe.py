@@ -24,8 +24,8 @@ under jit, vmap, scan, remat and shard_map.
 
 Rounding: biases are added to gate and up, and the sums are rounded to the dtype of the operands.
 The hidden layer is computed from these rounded values in float32 at least, router weight included,
-and rounded once. So the hidden layer has the same values whether it is kept, recomputed or fused in
-a kernel, except for the accuracy of the activation in a kernel.
+and rounded once. The hidden layer therefore has the same values whether it is kept, recomputed or
+fused in a kernel, except for the accuracy of the activation in a kernel.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ def dropless_mlp(
         Llama 4, instead of its result.
       precision: as in `jax.lax.ragged_dot`.
       group_offset: scalar, the first expert that the weights hold, when they hold only a slice of
-        the experts. Other experts then contribute exactly zero. So under shard_map with
+        the experts. Other experts then contribute exactly zero. Under shard_map with
         ``group_offset = axis_index * experts_per_device``, the sum over devices (``jax.lax.psum``)
-        is the result of the whole layer.
+        is therefore the result of the whole layer.
       implementation: of the ragged matmuls: None, "cuda" or "xla" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the

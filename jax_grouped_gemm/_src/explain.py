@@ -102,8 +102,9 @@ def explain(
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes XLA decides how operands are split. To find out, `explain` compiles the program. In this
-    compiled program the operations of this package compute nothing.
+    axes XLA decides how operands are split, when it compiles. To find out, `explain` compiles the
+    program, and never runs it. In this compiled program, placeholders that compute nothing stand
+    for the operations of this package.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 

@@ -294,7 +294,7 @@ class Plan(Generic[P]):
 
     @property
     def launched(self) -> tuple[P, TiledKernel]:
-        """The problem that the kernel gets, and the kernel; only plans that have one with tiles."""
+        """The problem that the kernel gets, and the kernel, of a plan whose kernel has tiles."""
         assert self.kernel_problem is not None and isinstance(self.kernel, TiledKernel)
         return self.kernel_problem, self.kernel
 

@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.expert_parallel.group import Group
 
 
 class ExpertParallelStats(NamedTuple):
-    """Counts of one call, on the device and equal on all devices of its group."""
+    """Counts of one call. All devices along the layer's mesh axes have the same counts."""
 
     rows_per_device: jax.Array  # [slices] int32, (token, choice) pairs of each slice of the experts
     max_over_mean: jax.Array  # float32, of `rows_per_device`; one for balanced experts

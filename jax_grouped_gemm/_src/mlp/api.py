@@ -71,10 +71,11 @@ def ragged_mlp(
     activation, biases included. The backward pass has one kernel for the gradients of gate, up and
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
     few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With
-    narrow experts and large groups, kernels also read tokens in place. All other cases are composed
-    of ragged products, and `explain` says why. Both the fused and the composed form round gate and
-    up to the dtype of the operands, compute the hidden layer from the rounded values, and round it
-    once. Their results therefore differ only by the accuracy of the activation.
+    narrow experts and large groups, kernels also read tokens in place. Calls that no fused kernel
+    can run are composed of ragged products, and `explain` says why. Both the fused and the composed
+    form round gate and up to the dtype of the operands, compute the hidden layer from the rounded
+    values, and round it once. Their results therefore differ only by the accuracy of the
+    activation.
 
     For the backward pass, x, gate, up, weights, rows and the group sizes are kept, but no copied
     rows of x. Gate and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`.

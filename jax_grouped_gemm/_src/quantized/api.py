@@ -47,7 +47,8 @@ def quantize(
     | format | a weight is | one scale for | scale |
     |---|---|---|---|
     | "mxfp4" | e2m1 times 2^e | 32 along k | (exponent of the largest) - 2, as OCP defines it |
-    | "int4" | (q - 8) s, or (q - z) s | `group_size` along k | bfloat16, the largest over 7 |
+    | "int4" | (q - 8) s | `group_size` along k | bfloat16, the largest over 7 |
+    | "int4", `zero_points` | (q - z) s | `group_size` along k | bfloat16, the range over 15 |
     | "int8" | q s | a column | float32, the largest over 127 |
     | "fp8" | float8_e4m3fn times s | a column | float32, the largest over 448 |
     | "fp8_128x128" | float8_e4m3fn times s | a block | float32, as in `quantize_weights` |
@@ -63,6 +64,7 @@ def quantize(
       format: its name, or a `Format`.
       group_size: elements along k that share a scale of "int4": 32, 64 or 128, by default 128.
       zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
+        The range of a group goes from its smallest to its largest weight, and includes 0.
       layout: "packed" for products of bf16 activations and quantised weights, or "rows" for
         products of two FP8 operands. The default is "packed" if the format has it.
       dtype: float8_e4m3fn or float8_e5m2, for the values of FP8 formats in the layout "rows".

@@ -283,7 +283,7 @@ def load_balancing_loss(
     """E * sum_e f_e p_e, with f_e the share of choices and p_e the mean probability of expert e.
 
     The loss is one for a balanced router, E for a router that sends everything to one expert, and
-    zero if there are no tokens. Gradients flow through p only. These are equations 4 to 6 of
+    zero if there are no tokens. Gradients flow through p only. The formulas are equations 4 to 6 of
     Switch Transformers (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models
     use the share of tokens that choose an expert, which is k times as large. ``share_of="tokens"``
     uses this share, so that the loss coefficients of their configurations fit. p is the softmax of

@@ -39,7 +39,8 @@ class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, as they are and transposed. FP8 tensor cores
     contract the last dimension of both operands, so the forward product reads n x k, and
     dgrad k x n. Programs of `jax.export` may take and return it. The public name is deprecated,
-    and will be removed in 0.4: `array` and `transposed` are each a `QuantizedArray`."""
+    and will be removed in 0.4. Pass on what `quantize_weights` returns, or use `array` and
+    `transposed`, which are a `QuantizedArray` each."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
@@ -66,7 +67,7 @@ class QuantizedRows(NamedTuple):
     These blocks are in the order of the rows, and a group's first block starts with its first row.
     Row r of block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. If a block has
     fewer than 128 rows, the other values are zero. Unused blocks at the end have scales of one. The
-    public name is deprecated, and will be removed in 0.4.
+    public name is deprecated, and will be removed in 0.4. Pass on what `quantize_ragged` returns.
     """
 
     values: jax.Array  # [m, k] FP8

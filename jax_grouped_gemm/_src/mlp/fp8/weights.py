@@ -31,7 +31,8 @@ class QuantizedMlp(NamedTuple):
     `values` [..., k, n] with `scales` are for the gradients of rows, and `values_t` [..., n, k]
     with `scales_t` are for the forward products. Gate and up are one matrix `wi`. Its columns are
     the F columns of wi_0, zeros up to the next multiple of 128, and then the columns of wi_1 and
-    zeros likewise. The public name is deprecated, and will be removed in 0.4.
+    zeros likewise. The public name is deprecated, and will be removed in 0.4. Pass
+    on what `quantize_mlp` returns.
     """
 
     wi: QuantizedWeights  # of [..., D, 2 F]
