@@ -122,16 +122,15 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   }
   if (has_up && !a.product.has_activation) call.fail("two matrices need an activation");
   take_results(call, results, has_up, a.product);
-  bool const streams = workspace != nullptr && a.tile_m != packed::kFewRows;
-  if (streams) {
-    expect_workspace(call, workspace_bytes);
-  } else {
+  if (workspace == nullptr) {
     call.expect_vectors("x", x);
+  } else {
+    expect_workspace(call, workspace_bytes);
   }
   if (call.failed()) return call.error();
+  if (workspace == nullptr) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
   a.workspace = workspace;
   a.workspace_bytes = workspace_bytes;
-  if (!streams) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
 }
 

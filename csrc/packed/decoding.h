@@ -9,8 +9,7 @@
 #include <cute/tensor.hpp>
 
 #include "packed/rows_epilogue.h"
-#include "scheduler/stream_k_schedule.h"
-#include "sm90/fixup/partial_sums.h"
+#include "scheduler/ragged_schedule.h"
 #include "sm90/swapped.h"
 #include "sm90/wgmma.h"
 
@@ -28,9 +27,6 @@ struct DecodingConfig
                   /*kWholeVectors=*/true> {
   using Base = StageConfig<kFormat, kHasUp, kTileM, 2, 2 * kConsumers, true>;
   static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
-  // Groups of few rows are few tiles: without cuts along K, multiprocessors would be idle, or have
-  // one block, while the last wave is computed.
-  static constexpr bool kIsCut = kBlocks > 1;
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
@@ -39,13 +35,6 @@ struct DecodingConfig
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released when the next one is multiplied.
   static_assert(kStages >= 2);
-};
-
-// The sums of a consumer's two strips, as sm90::PartialSums counts them.
-template <class Config>
-struct SumsOfStrips {
-  static constexpr int kTileN = 2 * Config::kTileM;
-  static constexpr int kCluster = 1;
 };
 
 template <class Config>
@@ -82,18 +71,6 @@ class DecodingMainloop {
                                   consumer * kConsumerColumns + warp * few_rows::kMmaColumns);
     multiply<kRows>(params, records_of<Config>(params, work), shared, stage, consumer, products,
                     [&] { epilogue.read(); });
-    if constexpr (Config::kIsCut) {
-      constexpr int kOfStrip = kBlocks * 4;
-      sm90::PartialSums<SumsOfStrips<Config>> const partial_sums(params.workspace, consumer);
-      auto const sums = [&](int i) -> float& { return products[i / kOfStrip](i % kOfStrip); };
-      if (work.partials == kHandsOver) {
-        return partial_sums.template hand_over<2 * kOfStrip>(work.slot, sums);
-      }
-      // Always in the order of K, so that the result is the same every time.
-      for (int i = 0; i < work.partials; ++i) {
-        partial_sums.template add<2 * kOfStrip>(work.slot + i, sums);
-      }
-    }
     epilogue.template store<kBlocks>([&](int strip, int i) { return products[strip](i); });
   }
 
@@ -214,16 +191,7 @@ struct DecodingRoles {
     });
   }
 
-  __device__ static void schedule(Params const& params, Shared& shared, int rank) {
-    if constexpr (Config::kIsCut) {
-      // A step of 128 takes a microsecond, and handing sums over about two.
-      using Assignment = LastWaveAssignment</*kWorthwhile=*/4>;
-      auto const schedule_of = [&](int cluster, int clusters) {
-        return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
-                               Assignment>(params.groups, params.n, params.k, cluster, clusters);
-      };
-      return sm90::schedule_pieces<Config>(schedule_of, shared, rank);
-    }
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
     NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
         params.groups, params.n, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);

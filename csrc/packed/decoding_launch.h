@@ -13,15 +13,10 @@ template <class Config>
 cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
   GroupSizes const& groups = a.product.groups;
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
-  int64_t units = std::min<int64_t>(row_tiles, groups.rows) * ceil_div(a.product.n, Config::kTileN);
-  Params params = make_params(a);
-  if constexpr (Config::kIsCut) {
-    using Sums = SumsOfStrips<Config>;
-    params.workspace = {a.workspace, a.workspace_bytes, sm90::PartialSums<Sums>::kFloats};
-    units = std::min(units * LastWaveAssignment<0>::kClustersAUnit,
-                     sm90::max_clusters<Sums>(params.workspace));
-  }
-  return sm90::launch_persistent<DecodingRoles<Config>>(params, units, a.product.max_sms, stream);
+  int64_t const units =
+      std::min<int64_t>(row_tiles, groups.rows) * ceil_div(a.product.n, Config::kTileN);
+  return sm90::launch_persistent<DecodingRoles<Config>>(make_params(a), units, a.product.max_sms,
+                                                        stream);
 }
 
 template <Format kFormat>

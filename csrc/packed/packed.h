@@ -44,7 +44,7 @@ struct Arguments {
   Matrices gate;
   Matrices up;  // without values if there are none
   int tile_m;   // of the kernel for more rows: kFewRows, not of int8, or kManyRows
-  // Partial sums of the kernels that cut tiles along K: for few rows, and with kFewRows.
+  // Of the kernel for few rows: partial sums.
   void* workspace;
   int64_t workspace_bytes;
 };

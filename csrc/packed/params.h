@@ -5,7 +5,6 @@
 #include "packed/decode.h"
 #include "packed/packed.h"
 #include "scheduler/ceil_div.h"
-#include "scheduler/partial_sums.h"
 
 namespace jgg::packed {
 
@@ -13,10 +12,8 @@ struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   Groups of;
-  // Of the kernel for few rows.
-  float* partial_sums;             // [blocks, 16 x 128]
-  uint32_t* announcements;         // [blocks]
-  PartialSumsWorkspace workspace;  // of tiles of kFewRows
+  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
+  uint32_t* announcements;  // [blocks]
 
   // Records of a matrix along either dimension.
   __device__ int strips() const { return (n + kSide - 1) / kSide; }

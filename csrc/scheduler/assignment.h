@@ -32,16 +32,17 @@ struct Piece {
 // the grid, and each of those hands over before it waits for anything itself. Devices start the
 // blocks of a grid in the order of their numbers (which is nowhere promised, but much relied on):
 // whatever else holds part of the device, a cluster that is waited for is done or running.
-//
-// Cutting must save kWorthwhile steps, because the fixup costs some.
-template <int kWorthwhile>
-class LastWaveAssignment {
+class Assignment {
  public:
+  // Cutting must save this many K tiles, because the fixup costs some: the 128 KB of a tile leave a
+  // multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
+  static constexpr int kWorthwhile = 16;
+
   // The most clusters that share a unit of the last wave, so that few units still make a larger
   // grid.
   static constexpr int kClustersAUnit = 4;
 
-  JGG_HOST_DEVICE LastWaveAssignment(int units, int steps, int cluster, int clusters)
+  JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)
       : steps_(steps), clusters_(clusters), unit_(cluster), whole_end_(units), range_left_(0) {
     int const in_last_wave = units % clusters;
     busy_ = in_last_wave;
@@ -125,9 +126,5 @@ class LastWaveAssignment {
   int partials_ = 0;  // of the range's last piece, if that begins its unit
   int busy_;
 };
-
-// The 128 KB of a tile leave a multiprocessor in the time of two to three steps, and come in as
-// slowly. Estimated.
-using Assignment = LastWaveAssignment<16>;
 
 }  // namespace jgg

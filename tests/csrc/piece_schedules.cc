@@ -160,8 +160,6 @@ void define_piece_schedules(nb::module_& module) {
              "batches"_a, "local_groups"_a, "m"_a, "units"_a, "zeros_cost"_a, "most_sums"_a,
              "clusters"_a);
   module.def("assignment", &assignment<Assignment>, "units"_a, "steps"_a, "clusters"_a);
-  module.def("short_assignment", &assignment<LastWaveAssignment<4>>, "units"_a, "steps"_a,
-             "clusters"_a);
   module.def("even_assignment", &assignment<EvenAssignment>, "units"_a, "steps"_a, "clusters"_a);
 }
 

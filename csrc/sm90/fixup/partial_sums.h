@@ -19,23 +19,22 @@ int64_t max_clusters(PartialSumsWorkspace const& workspace) {
 // fastest: neighbours side by side, one sum at a time, because more of them at once would have to
 // be in registers next to each other.
 //
-// `accumulators(i)` is sum i of a thread, of which there may be fewer than a slot has room for.
+// `accumulators(i)` is sum i of a thread.
 template <class Config>
 class PartialSums {
  public:
   static constexpr int kFloats = kRowsPerConsumer * Config::kTileN;
-  static constexpr int kOwn = kFloats / kWarpgroup;  // of each thread
 
   __device__ PartialSums(PartialSumsWorkspace const& workspace, int consumer)
       : workspace_(workspace), consumer_(consumer) {}
 
   // Gives these sums away, to be added by a block of another cluster.
-  template <int kCount = kOwn, class Accumulators>
+  template <class Accumulators>
   __device__ void hand_over(int cluster_slot, Accumulators const& accumulators) const {
     int const slot = slot_of(cluster_slot);
     float* const to = own_sums(slot);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
+    for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
     sync_consumer(consumer_);
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
     // Sync so that no thread runs ahead; otherwise the FP8 kernel runs out of registers: the
@@ -44,17 +43,19 @@ class PartialSums {
   }
 
   // accumulators += the sums that another cluster hands over.
-  template <int kCount = kOwn, class Accumulators>
+  template <class Accumulators>
   __device__ void add(int cluster_slot, Accumulators&& accumulators) const {
     int const slot = slot_of(cluster_slot);
     if (is_first()) await(sums(slot), workspace_.announcements + slot);
     sync_consumer(consumer_);
     float const* const from = own_sums(slot);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) accumulators(i) += __ldcg(from + i * kWarpgroup);
+    for (int i = 0; i < kOwn; ++i) accumulators(i) += __ldcg(from + i * kWarpgroup);
   }
 
  private:
+  static constexpr int kOwn = kFloats / kWarpgroup;  // of each thread
+
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
   // The slot of this consumer, or of its counterpart, among those of its cluster.

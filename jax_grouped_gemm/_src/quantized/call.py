@@ -33,7 +33,6 @@ STREAMED_BLOCKS = 2
 FEW_ROWS = 32
 FEW_ROWS_BLOCKS = 2
 MANY_ROWS = 128
-DECODED_COLUMNS = 256
 
 _NO_ACTIVATION = {
     "function": np.int32(-1),
@@ -43,11 +42,10 @@ _NO_ACTIVATION = {
 Arrays = Mapping[str, jax.Array]
 
 
-def workspace_bytes(rows: int, blocks: int) -> int:
-    """Bytes of the partial sums of all thread blocks, for the kernel with tiles of so many rows."""
-    slots = {STREAMED_ROWS: (STREAMED_COLUMNS,), FEW_ROWS: (DECODED_COLUMNS // 2,) * 2}
-    sums = (rows * columns for columns in slots.get(rows, ()))
-    return blocks * sum(np.dtype(np.float32).itemsize * count + 4 for count in sums)
+def streamed_workspace_bytes(multiprocessors: int) -> int:
+    """Returns bytes of the partial sums of all thread blocks of the streaming kernel."""
+    block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
+    return STREAMED_BLOCKS * multiprocessors * block
 
 
 def unpack(arrays: Arrays, format: str, group_size: int | None, matrix: tuple[int, int]) -> Any:
@@ -98,11 +96,9 @@ def dot(
     given |= {name: a for name, a in optional.items() if a is not None}
     results = [jax.ShapeDtypeStruct((problem.rows, problem.shape[2]), x.dtype)]
     target, tile = DECODED, {"tile_m": np.int32(kernel.tile.tile_m)}
-    if plan.workspace_bytes:
-        target = STREAMED
-        results = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8), *results]
     if kernel.schedule == "streamed":
-        tile = {}
+        target, tile = STREAMED, {}
+        results = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8), *results]
     *_, out = jax.ffi.ffi_call(target, results)(
         x,
         gate["values"],

@@ -104,7 +104,8 @@ class PackedKernel(TiledKernel):
     unless: Callable[[PackedProblem], bool] = lambda problem: False
 
 
-# Programs are traced before their device is known: thread blocks on the default one, an H200.
+DECODED_COLUMNS = 256
+# Count thread blocks on an H200, because programs are traced before their device is known.
 _FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
 
@@ -116,7 +117,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     Measured for layers only.
     """
     count, k, n = problem.shape
-    tiles = min(count, problem.rows) * -(-problem.products * n // call.DECODED_COLUMNS)
+    tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _FEW_ROWS_PLACES:
         return False
     is_short = k <= 2048 and problem.format.name == "mxfp4"
@@ -139,13 +140,13 @@ _decoding = functools.partial(
 _decoding_many = functools.partial(
     # Batch invariance takes the first kernel that sums in order.
     _decoding,
-    tile=TileConfig(call.MANY_ROWS, call.DECODED_COLUMNS, cluster=1),
+    tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1),
     in_order=always,
 )
 PACKED_KERNELS = (
     _STREAMING,
     _decoding(
-        tile=TileConfig(call.FEW_ROWS, call.DECODED_COLUMNS, cluster=1),
+        tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.FEW_ROWS_BLOCKS,
         rhs=("mxfp4", "int4"),
         most_rows=24,
@@ -210,12 +211,13 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
     """Returns the plan of a product that a kernel computes."""
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
+    streams = kernel.schedule == "streamed"
     return Plan(
         problem,
         kernel,
         kernel_problem=problem,
         grid=kernel.places(target),
-        workspace_bytes=call.workspace_bytes(kernel.tile.tile_m, kernel.places(target)),
+        workspace_bytes=streams * call.streamed_workspace_bytes(target.multiprocessors),
         prediction=problem.predict(target),
     )
 
