@@ -25,24 +25,21 @@ class StreamKSchedule {
   // The next tile of CTA `rank` of the cluster; false after the last one.
   JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
     Piece piece;
-    bool const owned = assignment_.next(piece);
-    if (!owned) {
-      if (!is_past_owned_) {
-        is_past_owned_ = true;
-        tiles_.restart(Owner::kNone);
-      }
-      piece.unit = unowned_;
-      unowned_ += clusters_;
-    }
-    // One call for both, because it is the largest part of what a kernel's first tile waits for.
-    if (!tiles_.tile(piece.unit, rank, work)) return false;
-    if (owned) {
+    if (assignment_.next(piece)) {
+      tiles_.tile(piece.unit, rank, work);
       work.first_step = piece.first_step;
       work.k_tiles = piece.steps;
       work.partials = piece.partials;
       work.slot = piece.partials == kHandsOver ? slot_ : slot_ + 1;
+      return true;
     }
-    return true;
+    if (!is_past_owned_) {
+      is_past_owned_ = true;
+      tiles_.restart(Owner::kNone);
+    }
+    int const unit = unowned_;
+    unowned_ += clusters_;
+    return tiles_.tile(unit, rank, work);
   }
 
  private:
