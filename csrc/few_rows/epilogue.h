@@ -54,26 +54,25 @@ class Epilogue {
     return terms;
   }
 
+  // Loops over a lane's sums of eight rows, with one copy of the code for all of them. Code that
+  // runs a few times in a kernel costs more to fetch than to run.
   template <int kBlocks>
   __device__ void store(Sums<kBlocks> const& sums, Terms<kBlocks> const& terms) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll 1
+      for (int i = 0; i < (Config::kHasUp ? 4 : 8); ++i) {
+        int const odd = i % 2, high = i / 2 % 2, run = i / 4;
         int const row = row_of(block, odd);
         if (row >= rows()) continue;
-        float const weight = terms.weight[block][odd];
-#pragma unroll
-        for (int high = 0; high < 2; ++high) {
-          int const i = 2 * high + odd;
-          float const first = sums[0][block][i], second = sums[1][block][i];
-          float const bias = terms.bias[0][high], second_bias = terms.bias[1][high];
-          if constexpr (Config::kHasUp) {
-            store_one(row, column(0, high), weight, first, bias, second, second_bias);
-          } else {
-            store_one(row, column(0, high), weight, first, bias);
-            store_one(row, column(1, high), weight, second, second_bias);
-          }
+        float const weight = odd ? terms.weight[block][1] : terms.weight[block][0];
+        float const first = pick(sums[0][block], i % 4), second = pick(sums[1][block], i % 4);
+        float const bias = high ? terms.bias[0][1] : terms.bias[0][0];
+        float const second_bias = high ? terms.bias[1][1] : terms.bias[1][0];
+        if constexpr (Config::kHasUp) {
+          store_one(row, column(0, high), weight, first, bias, second, second_bias);
+        } else {
+          store_one(row, column(run, high), weight, run ? second : first, run ? second_bias : bias);
         }
       }
     }
@@ -85,6 +84,11 @@ class Epilogue {
   __device__ Product const& params() const { return params_; }
 
  private:
+  // Not values[i], for which the compiler would put the values into memory.
+  __device__ static float pick(float const (&values)[4], int i) {
+    return i < 2 ? (i == 0 ? values[0] : values[1]) : (i == 2 ? values[2] : values[3]);
+  }
+
   __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
 
   __device__ float bias(mlp::Bias const& biases, int column) const {

@@ -62,7 +62,8 @@ struct FewRowsRoles {
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
-  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
+    if (warp == 1) sort_pairs(params, shared.groups);
     sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage);

@@ -4,8 +4,11 @@
 #include "few_rows/config.h"
 #include "few_rows/params.h"
 #include "scheduler/group_sizes.h"
+#include "sm90/barrier.h"
 
 namespace jgg::few_rows {
+
+constexpr int kPairsSorted = 4;  // a named barrier; kernels have others of smaller numbers
 
 // All sizes at once: a schedule that walks over many groups would wait for memory once for
 // every 32.
@@ -16,8 +19,11 @@ __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
 }
 
 // Counts the pairs of each group, and sorts them by group, then by number: a pair comes after those
-// with smaller keys.
+// with smaller keys. By a warp that brings rows, and has none to bring yet. In the code of the warp
+// that schedules, a cold instruction cache made each launch up to 2 us longer, also where nothing
+// is sorted.
 __device__ inline void sort_pairs(Product const& params, Groups& shared) {
+  if (params.pairs.groups == nullptr) return;
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
   int const lane = threadIdx.x % kWarpSize, groups = params.groups.groups;
   int const pairs = params.groups.rows;
@@ -47,6 +53,7 @@ __device__ inline void sort_pairs(Product const& params, Groups& shared) {
     shared.order[places[i]] = pair;
     if (group < groups) atomicAdd(shared.sizes + group, 1);
   }
+  sm90::arrive_named(2 * kWarpSize, kPairsSorted);
 }
 
 // By the warp that schedules: the others read the order after they were given a tile.
@@ -56,7 +63,7 @@ __device__ inline GroupSizes read_groups(Product const& params, Groups& shared) 
   if (!sorts && groups.groups > kGroupsAtOnce) return groups;
   int const offset = __ldg(groups.offset);
   if (sorts) {
-    sort_pairs(params, shared);
+    sm90::sync_named(2 * kWarpSize, kPairsSorted);
   } else {
     read_sizes(groups, shared);
   }

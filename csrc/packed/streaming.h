@@ -248,6 +248,7 @@ struct StreamingRoles {
   // A warp that brings rows is ahead of those that multiply, so they need not wait for another
   // block's sums as well. A block adds some in its last tile that has a product, and in no other.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
+    if (warp == 1) few_rows::sort_pairs(params, shared.sorted);
     sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage, shared.sorted.order);
