@@ -281,6 +281,8 @@ def _on_device(
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     indices = group_sizes, canonical_offset(group_offset)
     run_group_checks(group_sizes, order.shape[0], indices[1], matrices.count)
+    if (y := experts.decoded(flat, routing, indices[1])) is not None:
+        return y.reshape(x.shape)
     if takes_tokens := experts.takes_tokens(rows, weights, groups):
         out = experts.mlp(rows, weights, groups, combines=experts.in_fp8)
     else:

@@ -1,6 +1,7 @@
 // The compile-time configuration of products for groups of few rows, and their shared memory.
 #pragma once
 
+#include "mlp/gated_ragged_dot.h"
 #include "scheduler/warp.h"
 #include "scheduler/work_tile.h"
 #include "sm90/config.h"
@@ -26,6 +27,14 @@ constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 // needed.
 constexpr int kGroupsAtOnce = 512;
 
+// What `read_groups` finds.
+struct Groups {
+  alignas(16) int order[mlp::Pairs::kMost];  // the pair of each row
+  int sizes[kGroupsAtOnce];
+  int offset;
+};
+static_assert(mlp::Pairs::kMostGroups <= kGroupsAtOnce);
+
 // One stage has 64 of K of 128 columns: those of one matrix, or 64 of gate and the same of up.
 template <class Element_, int kTileM_, bool kHasUp_>
 struct Config {
@@ -37,6 +46,7 @@ struct Config {
   static constexpr int kTileN = kHasUp ? kBoxColumns : kBoxes * kBoxColumns;  // of the result
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = 1;
+  static constexpr bool kSortsPairs = true;
 
   // A warp's columns of the result: from one run of 16 to the next, and how many.
   static constexpr int kNextRun = 16;
@@ -45,7 +55,7 @@ struct Config {
   static constexpr int kBoxBytes = kTileK * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;
   static constexpr int kLhsBytes = kTileM * kRowBytes;
-  static constexpr int kReserve = sm90::kSharedMemoryReserve + kGroupsAtOnce * sizeof(int);
+  static constexpr int kReserve = sm90::kSharedMemoryReserve + sizeof(Groups);
   static constexpr int kStages = (kSharedMemory - kReserve) / (kMatrixBytes + kLhsBytes);
 };
 
@@ -54,8 +64,7 @@ struct SharedStorage {
   alignas(1024) uint8_t matrices[Config::kStages][Config::kMatrixBytes];
   alignas(1024) uint8_t rows[Config::kStages][Config::kLhsBytes];
   WorkTile work[kWorkStages];
-  int sizes[kGroupsAtOnce];
-  int offset;
+  Groups groups;
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier empty[Config::kStages];
   alignas(8) Barrier work_full[kWorkStages];

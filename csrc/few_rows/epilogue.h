@@ -24,59 +24,72 @@ class Epilogue {
  public:
   // Finds the columns that each lane of the warp has, in the order of the accumulators. The warp's
   // first one is column `first` of the tile.
-  __device__ Epilogue(Product const& params, WorkTile const& work, int first)
-      : params_(params), work_(work), column_(work.n + first + lane_column()) {}
+  __device__ Epilogue(Product const& params, WorkTile const& work, int first, int const* order)
+      : params_(params), work_(work), order_(order), column_(work.n + first + lane_column()) {}
 
   // Column i of 2 of a run.
   __device__ int column(int run, int i) const {
     return column_ + (Config::kHasUp ? 0 : run * Config::kNextRun) + 8 * i;
   }
 
+  __device__ void read_biases(float (&biases)[2][2]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      biases[i / 2][i % 2] =
+          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+    }
+  }
+
   template <int kBlocks>
   __device__ Terms<kBlocks> read() const {
     Terms<kBlocks> terms;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      terms.bias[i / 2][i % 2] =
-          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
-    }
+    read_biases(terms.bias);
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
       int const row = row_of(i / 2, i % 2);
-      terms.weight[i / 2][i % 2] = row < rows() ? params_.weight(first_row() + row) : 0.0f;
+      terms.weight[i / 2][i % 2] =
+          row < rows() ? params_.template weight<Config::kSortsPairs>(first_row() + row, order_)
+                       : 0.0f;
     }
     return terms;
   }
 
+  // Loops over a lane's sums of eight rows, with one copy of the code for all of them. Code that
+  // runs a few times in a kernel costs more to fetch than to run.
   template <int kBlocks>
   __device__ void store(Sums<kBlocks> const& sums, Terms<kBlocks> const& terms) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
+#pragma unroll 1
+      for (int i = 0; i < (Config::kHasUp ? 4 : 8); ++i) {
+        int const odd = i % 2, high = i / 2 % 2, run = i / 4;
         int const row = row_of(block, odd);
         if (row >= rows()) continue;
-        float const weight = terms.weight[block][odd];
-#pragma unroll
-        for (int high = 0; high < 2; ++high) {
-          int const i = 2 * high + odd;
-          float const first = sums[0][block][i], second = sums[1][block][i];
-          float const bias = terms.bias[0][high], second_bias = terms.bias[1][high];
-          if constexpr (Config::kHasUp) {
-            store_one(row, column(0, high), weight, first, bias, second, second_bias);
-          } else {
-            store_one(row, column(0, high), weight, first, bias);
-            store_one(row, column(1, high), weight, second, second_bias);
-          }
+        float const weight = odd ? terms.weight[block][1] : terms.weight[block][0];
+        float const first = pick(sums[0][block], i % 4), second = pick(sums[1][block], i % 4);
+        float const bias = high ? terms.bias[0][1] : terms.bias[0][0];
+        float const second_bias = high ? terms.bias[1][1] : terms.bias[1][0];
+        if constexpr (Config::kHasUp) {
+          store_one(row, column(0, high), weight, first, bias, second, second_bias);
+        } else {
+          store_one(row, column(run, high), weight, run ? second : first, run ? second_bias : bias);
         }
       }
     }
   }
 
- private:
+ protected:
   __device__ int rows() const { return work_.extent - work_.m; }
-  __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
   __device__ int first_row() const { return work_.begin + work_.m; }
+  __device__ Product const& params() const { return params_; }
+
+ private:
+  // Not values[i], for which the compiler would put the values into memory.
+  __device__ static float pick(float const (&values)[4], int i) {
+    return i < 2 ? (i == 0 ? values[0] : values[1]) : (i == 2 ? values[2] : values[3]);
+  }
+
+  __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
 
   __device__ float bias(mlp::Bias const& biases, int column) const {
     if (biases.data == nullptr || column >= params_.n) return 0.0f;
@@ -88,7 +101,9 @@ class Epilogue {
   __device__ void store_one(int row, int column, float weight, float gate, float gate_bias,
                             float up = 0.0f, float up_bias = 0.0f) const {
     if (column >= params_.n) return;
-    int64_t const at = int64_t(first_row() + row) * params_.n + column;
+    int64_t const at =
+        params_.template result_row<Config::kSortsPairs>(first_row() + row, order_) * params_.n +
+        column;
     Element* const out = static_cast<Element*>(params_.out);
     if (!params_.has_activation) {
       out[at] = static_cast<Element>(gate + weight * gate_bias);
@@ -110,18 +125,23 @@ class Epilogue {
 
   Product const& params_;
   WorkTile const& work_;
+  int const* order_;
   int column_;
 };
 
 // Zeros in a tile's rows, which no local group owns. `thread` is one of `threads`.
 template <class Config>
-__device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads) {
+__device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads,
+                            int const* order) {
   using Element = typename Config::Element;
   int const rows = min(work.extent - work.m, Config::kTileM);
   for (int i = thread; i < rows * Config::kTileN; i += threads) {
     int const row = i / Config::kTileN, column = work.n + i % Config::kTileN;
     if (column >= params.n) continue;
-    int64_t const at = (int64_t(work.begin) + work.m + row) * params.n + column;
+    int64_t const at =
+        params.template result_row<Config::kSortsPairs>(work.begin + work.m + row, order) *
+            params.n +
+        column;
     for (void* const out : {params.out, params.kept_gate, params.kept_up}) {
       if (out) static_cast<Element*>(out)[at] = Element(0.0f);
     }

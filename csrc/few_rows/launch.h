@@ -39,7 +39,8 @@ cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
   if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
   int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups) + 1;
   int64_t const units = std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(a.n, Config::kTileN);
-  return sm90::launch_persistent<FewRowsRoles<Config>>(params, units, a.max_sms, stream);
+  return sm90::launch_persistent<FewRowsRoles<Config>>(params, units, a.max_sms, stream,
+                                                       a.pairs.follow);
 }
 
 }  // namespace jgg::few_rows

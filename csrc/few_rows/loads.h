@@ -48,7 +48,8 @@ __device__ void load_rows(Params const& params, SharedStorage<Config>& shared, W
     int const row = first + i * kRowsAtOnce;
     from[i] = nullptr;
     if (row >= rows) continue;
-    unsigned const token = params.token(work.begin + work.m + row);
+    unsigned const token =
+        params.template token<Config::kSortsPairs>(work.begin + work.m + row, shared.groups.order);
     if (token >= static_cast<unsigned>(params.tokens)) continue;
     from[i] = params.x + (int64_t(token) * params.k + piece * kElements) *
                              int64_t(sizeof(typename Config::Element));

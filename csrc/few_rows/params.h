@@ -27,18 +27,34 @@ struct Product {
   GroupSizes groups;
   int k;
   int n;
+  mlp::Pairs pairs;
+
+  // `order` has the pairs of rows if the kernel sorts them, which it can with `kSorts`.
+  template <bool kSorts>
+  __device__ unsigned pair(int row, int const* order) const {
+    return kSorts && pairs.groups ? order[row] : __ldg(rows + row);
+  }
 
   // The token of a row, which may be out of range.
-  __device__ unsigned token(int row) const {
-    return rows ? static_cast<unsigned>(__ldg(rows + row)) / divisor : row;
+  template <bool kSorts>
+  __device__ unsigned token(int row, int const* order) const {
+    bool const has_tokens = kSorts && pairs.groups ? !pairs.are_returned : rows != nullptr;
+    return has_tokens ? pair<kSorts>(row, order) / divisor : row;
   }
 
   // The weight of a row that may have no token: whatever it is, zeros are multiplied by it.
-  __device__ float weight(int row) const {
+  template <bool kSorts>
+  __device__ float weight(int row, int const* order) const {
     if (weights == nullptr) return 1.0f;
     if (!weights_of_pairs) return __ldg(weights + row);
-    auto const pair = static_cast<unsigned>(__ldg(rows + row));
-    return pair / divisor < unsigned(tokens) ? __ldg(weights + pair) : 0.0f;
+    unsigned const at = pair<kSorts>(row, order);
+    return at / divisor < unsigned(tokens) ? __ldg(weights + at) : 0.0f;
+  }
+
+  // Where a row is in the results.
+  template <bool kSorts>
+  __device__ int64_t result_row(int row, int const* order) const {
+    return kSorts && pairs.are_returned ? order[row] : row;
   }
 };
 

@@ -7,6 +7,7 @@
 #include "few_rows/multiply.h"
 #include "few_rows/sizes.h"
 #include "scheduler/ragged_schedule.h"
+#include "sm90/dependent_launch.h"
 
 namespace jgg::few_rows {
 
@@ -16,9 +17,9 @@ __device__ void compute(Params const& params, SharedStorage<Config>& shared, Wor
                         int warp) {
   if (work.k_tiles == 0) {
     return store_zeros<Config>(params, work, threadIdx.x - kFirstConsumer * kWarpSize,
-                               kConsumerWarps * kWarpSize);
+                               kConsumerWarps * kWarpSize, shared.groups.order);
   }
-  Epilogue<Config> const epilogue(params, work, warp * Config::kWarpColumns);
+  Epilogue<Config> const epilogue(params, work, warp * Config::kWarpColumns, shared.groups.order);
   with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
     auto const terms = epilogue.template read<blocks.value>();
     Sums<blocks.value> sums = {};
@@ -45,6 +46,7 @@ struct FewRowsRoles {
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
       sm90::fence_barriers();
     }
+    sm90::let_next_begin();
   }
 
   __device__ static void load(Params const& params, Shared& shared, int) {
@@ -54,12 +56,15 @@ struct FewRowsRoles {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int) {
+    GroupSizes const groups = read_groups(params, shared.groups);
     NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
-        read_sizes(params.groups, shared), params.n, params.k);
+        groups, params.n, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
-  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
+    if (warp == 1) sort_pairs(params, shared.groups);
+    sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage);
     });

@@ -1,20 +1,73 @@
-// Copies the sizes of groups to shared memory.
+// The sizes of groups in shared memory, and the order of pairs.
 #pragma once
 
 #include "few_rows/config.h"
+#include "few_rows/params.h"
 #include "scheduler/group_sizes.h"
+#include "sm90/barrier.h"
 
 namespace jgg::few_rows {
 
+constexpr int kPairsSorted = 4;  // a named barrier; kernels have others of smaller numbers
+
 // All sizes at once: a schedule that walks over many groups would wait for memory once for
 // every 32.
-template <class Shared>
-__device__ GroupSizes read_sizes(GroupSizes groups, Shared& shared) {
-  if (groups.groups > kGroupsAtOnce) return groups;
-  int const lane = threadIdx.x % kWarpSize, offset = __ldg(groups.offset);
+__device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
+  int const lane = threadIdx.x % kWarpSize;
 #pragma unroll 4
   for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
-  if (lane == 0) shared.offset = offset;
+}
+
+// Counts the pairs of each group, and sorts them by group, then by number: a pair comes after those
+// with smaller keys. By a warp that brings rows, and has none to bring yet. In the code of the warp
+// that schedules, a cold instruction cache made each launch up to 2 us longer, also where nothing
+// is sorted.
+__device__ inline void sort_pairs(Product const& params, Groups& shared) {
+  if (params.pairs.groups == nullptr) return;
+  constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
+  int const lane = threadIdx.x % kWarpSize, groups = params.groups.groups;
+  int const pairs = params.groups.rows;
+  unsigned keys[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const pair = lane + i * kWarpSize;
+    unsigned const group = pair < pairs ? __ldg(params.pairs.groups + pair) : ~0u;
+    keys[i] = min(group, unsigned(groups)) * kMost + pair;
+    shared.order[pair] = keys[i];
+  }
+  for (int i = lane; i < groups; i += kWarpSize) shared.sizes[i] = 0;
+  __syncwarp();
+  int places[kOwn] = {};
+#pragma unroll 1
+  for (int first = 0; first < pairs; first += 4) {
+    int4 const four = *reinterpret_cast<int4 const*>(shared.order + first);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      for (int const key : {four.x, four.y, four.z, four.w}) places[i] += unsigned(key) < keys[i];
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const pair = lane + i * kWarpSize, group = keys[i] / kMost;
+    shared.order[places[i]] = pair;
+    if (group < groups) atomicAdd(shared.sizes + group, 1);
+  }
+  sm90::arrive_named(2 * kWarpSize, kPairsSorted);
+}
+
+// By the warp that schedules: the others read the order after they were given a tile.
+__device__ inline GroupSizes read_groups(Product const& params, Groups& shared) {
+  GroupSizes groups = params.groups;
+  bool const sorts = params.pairs.groups != nullptr;
+  if (!sorts && groups.groups > kGroupsAtOnce) return groups;
+  int const offset = __ldg(groups.offset);
+  if (sorts) {
+    sm90::sync_named(2 * kWarpSize, kPairsSorted);
+  } else {
+    read_sizes(groups, shared);
+  }
+  if (threadIdx.x % kWarpSize == 0) shared.offset = offset;
   __syncwarp();
   groups.sizes = shared.sizes;
   groups.offset = &shared.offset;

@@ -12,6 +12,7 @@
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
 #include "mlp/gated_ragged_dot.h"
+#include "rows/rows.h"
 
 namespace jgg {
 
@@ -44,10 +45,12 @@ class OptionalOperands {
   }
 
   // The element type of an operand that is present.
-  ffi::DataType type_of(std::string_view name) const {
-    return operands_.get<ffi::AnyBuffer>(place_of(name))->element_type();
-  }
+  ffi::DataType type_of(std::string_view name) const { return buffer(name).element_type(); }
   bool has(std::string_view name) const { return place_of(name) >= 0; }
+  // An operand that is present, to be checked by the caller.
+  ffi::AnyBuffer buffer(std::string_view name) const {
+    return *operands_.get<ffi::AnyBuffer>(place_of(name));
+  }
 
  private:
   int place_of(std::string_view name) const {
@@ -138,6 +141,98 @@ inline void take_results(Call& call, ffi::RemainingRets const& results, bool has
     }
     (i == 1 ? a.gate : a.up) = kept.untyped_data();
   }
+}
+
+// The operands of a layer of few tokens besides matrices and those that need not be there, and its
+// results: y [tokens, D], and buffers for hidden [pairs, F] and for its products [pairs, D].
+struct DecodingCall {
+  ffi::AnyBuffer x;
+  ffi::Buffer<ffi::S32> experts;  // [tokens, choices]
+  Floats weights;                 // [tokens, choices]
+  Sizes group_offset;
+  ffi::RemainingRets results;
+};
+
+// The launches of such a layer, each of which follows the one before.
+struct Decoding {
+  mlp::GatedArguments hidden;
+  mlp::GatedArguments down;
+  rows::CombineArguments sum;
+};
+
+// Fills in all but the matrices.
+inline Decoding take(DecodingCall const& given, Call& call, OptionalOperands& optional,
+                     int local_groups) {
+  Decoding all{};
+  auto const type = given.x.element_type();
+  auto const [tokens, d] = call.size<2>("x", given.x);
+  auto const [rows, choices] = call.size<2>("experts", given.experts);
+  if (rows != tokens || tokens * int64_t(choices) > mlp::Pairs::kMost) {
+    call.fail("experts have to be those of each token, not too many");
+  }
+  if (given.results.size() != 3) call.fail("there are three results");
+  if (call.failed()) return all;
+  call.expect<2>("weights", given.weights, {tokens, choices});
+  call.expect<1>("group_offset", given.group_offset, {1});
+  auto const result = [&](int i) { return **given.results.get<ffi::AnyBuffer>(i); };
+  int const m = tokens * choices, f = call.size<2>("hidden", result(1))[1];
+  call.expect<2>("y", result(0), {tokens, d});
+  call.expect<2>("hidden", result(1), {m, f});
+  call.expect<2>("the products of hidden", result(2), {m, d});
+  for (int i = 0; i < 3; ++i) {
+    if (result(i).element_type() != type) call.fail("x and the results differ in type");
+  }
+  mlp::GatedArguments& a = all.hidden;
+  a.type = call.type(given.x, {ElementType::kBf16}, "the kernels of an expert MLP take bf16");
+  a.activation = call.activation(static_cast<mlp::Function>(call.get<int32_t>("function")));
+  a.max_sms = call.max_sms();
+  a.has_activation = true;
+  a.x = given.x.untyped_data();
+  a.tokens = tokens;
+  a.divisor = choices;
+  a.k = d;
+  a.n = f;
+  a.weights = given.weights.typed_data();
+  a.weights_of_pairs = true;
+  a.hidden = result(1).untyped_data();
+  a.groups.offset = given.group_offset.typed_data();
+  a.groups.batches = 1;
+  a.groups.groups = call.get<int32_t>("groups");
+  a.groups.local_groups = local_groups;
+  a.groups.rows = m;
+  a.groups.zeroes_unowned = false;
+  a.pairs.groups = given.experts.typed_data();
+  if (a.groups.groups < 1 || a.groups.groups > mlp::Pairs::kMostGroups) {
+    call.fail("kernels that sort have from 1 to " + std::to_string(mlp::Pairs::kMostGroups) +
+              " groups");
+  }
+  constexpr auto kFloat = ffi::DataType::F32;
+  auto const bias = [&](char const* name, int n) {
+    void const* const data = optional.take(name, std::array{local_groups, n}, {type, kFloat});
+    return mlp::Bias{data, data && optional.type_of(name) == kFloat};
+  };
+
+  mlp::GatedArguments& b = all.down = a;
+  b.has_activation = false;
+  b.x = a.hidden;
+  b.tokens = m;
+  b.k = f;
+  b.n = d;
+  b.hidden = result(2).untyped_data();
+  b.groups.zeroes_unowned = true;
+  b.pairs.are_returned = b.pairs.follow = true;
+  a.gate_bias = bias("b0", f);
+  a.up_bias = bias("b1", f);
+  b.gate_bias = bias("bo", d);
+
+  all.sum.shape = {a.type, d, 1};
+  all.sum.rows.rows = m;
+  all.sum.pairs.tokens = tokens;
+  all.sum.pairs.choices = choices;
+  all.sum.y.data = b.hidden;
+  all.sum.x = result(0).untyped_data();
+  all.sum.follows = true;
+  return all;
 }
 
 }  // namespace jgg

@@ -87,6 +87,14 @@ struct Packing {
   }
 };
 
+// The kernel for few rows has partial sums of each thread block.
+void expect_workspace(Call& call, int64_t bytes) {
+  if (bytes >= packed::kPartialBytes) return;
+  call.fail("the workspace has " + std::to_string(bytes) +
+            " bytes, but partial sums of a thread block take " +
+            std::to_string(packed::kPartialBytes));
+}
+
 // `workspace` is null for the kernel without one.
 ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t stream,
                       ffi::AnyBuffer x, ffi::AnyBuffer values, Sizes group_sizes,
@@ -114,15 +122,13 @@ ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t str
   }
   if (has_up && !a.product.has_activation) call.fail("two matrices need an activation");
   take_results(call, results, has_up, a.product);
-  if (workspace == nullptr) call.expect_vectors("x", x);
-  if (call.failed()) return call.error();
-
-  if (workspace == nullptr) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
-  if (workspace_bytes < packed::kPartialBytes) {
-    return invalid("the workspace has " + std::to_string(workspace_bytes) +
-                   " bytes, but partial sums of a thread block take " +
-                   std::to_string(packed::kPartialBytes));
+  if (workspace == nullptr) {
+    call.expect_vectors("x", x);
+  } else {
+    expect_workspace(call, workspace_bytes);
   }
+  if (call.failed()) return call.error();
+  if (workspace == nullptr) return launched(packed::decoded_dot(a, stream), "decoded_packed_dot");
   a.workspace = workspace;
   a.workspace_bytes = workspace_bytes;
   return launched(packed::streamed_dot(a, stream), "streamed_packed_dot");
@@ -141,6 +147,45 @@ ffi::Error decoded_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuf
                               ffi::RemainingRets results, ffi::Dictionary attributes) {
   return packed_dot(nullptr, 0, stream, x, values, group_sizes, group_offset, operands, results,
                     attributes);
+}
+
+// A layer of few tokens, whose matrices have one format. The values of wi_0 and of wo come first.
+ffi::Error decode_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> experts,
+                             Floats weights, Sizes group_offset, ffi::AnyBuffer gate,
+                             ffi::AnyBuffer down, ffi::RemainingArgs operands,
+                             ffi::Result<ffi::BufferR1<ffi::U8>> workspace,
+                             ffi::RemainingRets results, ffi::Dictionary attributes) {
+  Call call(attributes);
+  OptionalOperands optional(call, operands);
+  int const local_groups = call.size<4>("the packed values", gate)[0];
+  Decoding const all =
+      take({x, experts, weights, group_offset, results}, call, optional, local_groups);
+  if (call.failed()) return call.error();
+  auto const workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  expect_workspace(call, workspace_bytes);
+  auto const product = [&](mlp::GatedArguments const& of, ffi::AnyBuffer values,
+                           std::string const& name) {
+    auto const packing = Packing::of(call, values, of.k, of.n);
+    if (packing.matrices != local_groups) call.fail(name + " has another number of matrices");
+    packed::Arguments a{of, packing.format,    packing.group_size,      {},
+                        {}, packed::kManyRows, workspace->typed_data(), workspace_bytes};
+    if (!call.failed()) a.gate = packing.take(call, optional, name + "_", values.untyped_data());
+    return a;
+  };
+  packed::Arguments a = product(all.hidden, gate, "wi_0");
+  packed::Arguments const b = product(all.down, down, "wo");
+  if (!call.failed() && optional.has("wi_1_values")) {
+    a.up = product(all.hidden, optional.buffer("wi_1_values"), "wi_1").gate;
+    if (!a.gate.zero_points != !a.up.zero_points) {
+      call.fail("gate and up both have zero points, or neither has");
+    }
+  }
+  if (call.failed()) return call.error();
+  for (packed::Arguments const* product : {&std::as_const(a), &b}) {
+    auto const error = launched(packed::streamed_dot(*product, stream), "decode_packed_mlp");
+    if (error.failure()) return error;
+  }
+  return launched(rows::combine_rows(all.sum, stream), "decode_packed_mlp");
 }
 
 ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::RemainingArgs operands,
@@ -163,6 +208,7 @@ ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::Rema
 
 Handler<streamed_packed_dot> const streamed_handler{"streamed_packed_dot.v1"};
 Handler<decoded_packed_dot> const decoded_handler{"decoded_packed_dot.v1"};
+Handler<decode_packed_mlp> const decode_handler{"decode_packed_mlp.v1"};
 Handler<unpack_matrices> const unpack_handler{"unpack_matrices.v1"};
 
 }  // namespace

@@ -16,13 +16,15 @@ namespace jgg::mlp {
 //
 // Without up, a tile has 256 columns of the gate, and the activation of them is all. A general one
 // has biases, which may be zeros, and any activation.
-template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false, bool kGathersLhs_ = false>
+template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false, bool kGathersLhs_ = false,
+          bool kGathersOwnRows_ = false>
 struct GatedProduct {
   using Config = Config_;
   static constexpr bool kHasUp = kHasUp_;
   static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kGathersLhs = kGathersLhs_;
-  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs>;
+  static constexpr bool kGathersOwnRows = kGathersOwnRows_;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs, kGathersOwnRows>;
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kAdds = false;
   static constexpr bool kSpreadsStores = true;

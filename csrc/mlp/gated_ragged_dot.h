@@ -30,6 +30,21 @@ struct Bias {
   bool is_float32 = false;
 };
 
+// For a layer of few tokens, whose kernels sort the pairs of a token and one of its `divisor`
+// choices by expert themselves. Each block sorts them again, so that nothing waits for a sort.
+struct Pairs {
+  static constexpr int kMost = 128, kMostGroups = 512;
+
+  // [m], the group of each pair, instead of sizes of groups and of `rows`. A pair outside of all
+  // groups comes last. Null: rows are sorted.
+  int const* groups = nullptr;
+  // Whether x has the sorted rows and results are in the order of the pairs. If not, row i is of
+  // the token of sorted pair i.
+  bool are_returned = false;
+  // Whether the kernel before this one in the stream, which writes x, may still run when it begins.
+  bool follow = false;
+};
+
 // hidden [m, n] of x [tokens, k] and weights [local_groups, k, n]: with an activation
 //
 //   hidden = weight activation(x gate_weights + gate_bias) (x up_weights + up_bias)
@@ -61,6 +76,7 @@ struct GatedArguments {
   int k;
   int n;
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
+  Pairs pairs;
 
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };

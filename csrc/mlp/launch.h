@@ -31,15 +31,21 @@ cudaError_t with_config(TileConfig config, Function function) {
       OneTileOf<Tiles>{config});
 }
 
+// How rows of x that lie anywhere get to a tile: sm90/gather.h.
+enum class Gather : int { kNone, kShared, kOwn };
+
 template <ElementType kType>
 cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
   bool const is_plain = a.has_up() && a.activation.function == Function::kSigmoid &&
                         !a.gate_bias.data && !a.up_bias.data;
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
-  return Flag{a.rows != nullptr}([&](auto gathers) {
+  // No other tile reads the rows of one that has all columns.
+  bool const own_rows = a.rows != nullptr && a.n <= sm90::WideTile::kTileN / 2;
+  auto const how = a.rows == nullptr ? Gather::kNone : own_rows ? Gather::kOwn : Gather::kShared;
+  return OneOf<Gather::kNone, Gather::kShared, Gather::kOwn>{how}([&](auto gathers) {
     return with_config<kType, Major::kMN>(tile, [&](auto config) {
-      using Product =
-          GatedProduct<decltype(config), /*kHasUp=*/true, /*kIsGeneral=*/false, gathers.value>;
+      using Product = GatedProduct<decltype(config), /*kHasUp=*/true, /*kIsGeneral=*/false,
+                                   gathers.value != Gather::kNone, gathers.value == Gather::kOwn>;
       return launch<Product, sm90::FusedRoles>(a, stream);
     });
   });

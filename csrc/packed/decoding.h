@@ -8,7 +8,6 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "few_rows/epilogue.h"
 #include "packed/rows_epilogue.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/swapped.h"
@@ -18,6 +17,7 @@ namespace jgg::packed {
 
 using sm90::kConsumers;
 using sm90::kWarpgroup;
+constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 
 // Two warps of a scheduler wait for each other's instructions more than they issue, so tiles of
 // fewer rows are for two blocks of a multiprocessor.
@@ -27,11 +27,11 @@ struct DecodingConfig
                   /*kWholeVectors=*/true> {
   using Base = StageConfig<kFormat, kHasUp, kTileM, 2, 2 * kConsumers, true>;
   static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
-  static constexpr int kRowsAtOnce = kBlocks == 1 ? 16 : 8;  // of the epilogue
+  static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
-  static constexpr int kReserve = sm90::kSharedMemoryReserve + kTileM * sizeof(int) +
-                                  kConsumers * sizeof(RowsOfSums<kRowsAtOnce>);
+  static constexpr int kReserve =
+      sm90::kSharedMemoryReserve + kTileM * sizeof(int) + kConsumerWarps * sizeof(TurnedRows);
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released when the next one is multiplied.
   static_assert(kStages >= 2);
@@ -39,7 +39,7 @@ struct DecodingConfig
 
 template <class Config>
 struct DecodingStorage : StageStorage<Config> {
-  RowsOfSums<Config::kRowsAtOnce> sums[kConsumers];
+  TurnedRows turned[kConsumerWarps];
 };
 
 template <class Config>
@@ -64,10 +64,13 @@ class DecodingMainloop {
                                  sm90::StageIterator<Config::kStages>& stage, int consumer) {
     constexpr int kBlocks = kRows / few_rows::kMmaRows;
     Products<kRows> products[2];
-    multiply<kRows>(params, records_of<Config>(params, work), shared, stage, consumer, products);
+    int const warp = threadIdx.x % kWarpgroup / kWarpSize;
     constexpr int kConsumerColumns = Config::kTileN / kConsumers;
-    RowsEpilogue<Config> const epilogue(params, work, shared.sums[consumer],
-                                        work.n + consumer * kConsumerColumns, consumer);
+    RowsEpilogue<Config> epilogue(params, work,
+                                  shared.turned[consumer * (kWarpgroup / kWarpSize) + warp],
+                                  consumer * kConsumerColumns + warp * few_rows::kMmaColumns);
+    multiply<kRows>(params, records_of<Config>(params, work), shared, stage, consumer, products,
+                    [&] { epilogue.read(); });
     epilogue.template store<kBlocks>([&](int strip, int i) { return products[strip](i); });
   }
 
@@ -98,11 +101,13 @@ class DecodingMainloop {
   }
 
   // products = both strips of a consumer times a tile's rows. Registers of products in flight must
-  // not change, so there are two sets: for the previous 16 of K, and for these.
-  template <int kRows>
+  // not change, so there are two sets: for the previous 16 of K, and for these. `meanwhile` is
+  // called while the last ones are in flight.
+  template <int kRows, class Meanwhile>
   __device__ static __forceinline__ void multiply(Params const& params, int records, Shared& shared,
                                                   sm90::StageIterator<Config::kStages>& stage,
-                                                  int consumer, Products<kRows> (&products)[2]) {
+                                                  int consumer, Products<kRows> (&products)[2],
+                                                  Meanwhile const& meanwhile) {
     using namespace cute;
     auto const rows = row_descriptors<kRows>(shared);
     int const thread = threadIdx.x % kWarpgroup;
@@ -147,6 +152,7 @@ class DecodingMainloop {
       }
       before = stage.stage;
     }
+    meanwhile();
     warpgroup_wait<0>();
     release(before);
 #pragma unroll
@@ -167,7 +173,6 @@ struct DecodingRoles {
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
   __device__ static void initialize(Params const&, Shared& shared) {
-    constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
     if (threadIdx.x == 0) {
       sm90::set_arrivals(shared.full, 1 + kRowThreads);
       sm90::set_arrivals(shared.empty, kConsumerWarps);
@@ -194,7 +199,7 @@ struct DecodingRoles {
 
   __device__ static void bring(Params const& params, Shared& shared, int, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      load_rows<Config>(params, shared, work, stage);
+      load_rows<Config>(params, shared, work, stage, nullptr);
     });
   }
 
@@ -202,7 +207,8 @@ struct DecodingRoles {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
         if (consumer > 0) return;
-        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup);
+        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup,
+                                             nullptr);
       }
       int const rows_of_tile = uniform(sm90::rows_of<Config>(work));
       auto const compute = [&](auto rows) {

@@ -13,29 +13,20 @@ struct Terms : few_rows::Terms<kBlocks> {
 };
 
 template <class Config>
-class Epilogue : few_rows::Epilogue<Config> {
+class Epilogue : protected few_rows::Epilogue<Config> {
   using Base = few_rows::Epilogue<Config>;
-  static constexpr bool kHasScales = Config::kFormat != Format::kInt4;
 
  public:
+  static constexpr bool kHasScales = Config::kFormat != Format::kInt4;
+
   // The warp's first column is column `first` of the tile.
-  __device__ Epilogue(Params const& params, WorkTile const& work, int first)
-      : Base(params, work, first), params_(params), group_(work.group) {}
+  __device__ Epilogue(Params const& params, WorkTile const& work, int first, int const* order)
+      : Base(params, work, first, order), params_(params), group_(work.group) {}
 
   template <int kBlocks>
   __device__ Terms<kBlocks> read() const {
     Terms<kBlocks> terms{Base::template read<kBlocks>(), {}};
-    if constexpr (kHasScales) {
-      int64_t const before = int64_t(group_) * params_.strips() * kSide;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Matrices const& matrices = Config::kHasUp && i / 2 ? params_.up : params_.gate;
-        int const column = Base::column(i / 2, i % 2);
-        if (column < params_.n) {
-          terms.scale[i / 2][i % 2] = __ldg(matrices.channel_scales + before + column);
-        }
-      }
-    }
+    if constexpr (kHasScales) read_scales(terms.scale);
     return terms;
   }
 
@@ -49,6 +40,19 @@ class Epilogue : few_rows::Epilogue<Config> {
       }
     }
     Base::store(sums, terms);
+  }
+
+ protected:
+  // Columns that the result does not have are left as they are.
+  __device__ void read_scales(float (&scales)[2][2]) const {
+    int64_t const before = int64_t(group_) * params_.strips() * kSide;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      Matrices const& matrices = Config::kHasUp && i / 2 ? params_.up : params_.gate;
+      int const column = Base::column(i / 2, i % 2);
+      if (column < params_.n)
+        scales[i / 2][i % 2] = __ldg(matrices.channel_scales + before + column);
+    }
   }
 
  private:

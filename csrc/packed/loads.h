@@ -150,10 +150,10 @@ constexpr int kRowThreads = kRowWarps * kWarpSize;
 
 // By each of the threads that bring rows. A row's 128 bytes of a record are eight pieces, swizzled
 // as WGMMA and ldmatrix want them. Rows that a tile does not have are left as they are, and only
-// reach rows of the result that are not stored.
+// reach rows of the result that are not stored. `order` as `Product::pair` takes it.
 template <class Config, class Shared>
 __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& work,
-                          sm90::StageIterator<Config::kStages>& stage) {
+                          sm90::StageIterator<Config::kStages>& stage, int const* order) {
   constexpr int kPieces = kRowBytes / 16, kElements = 16 / sizeof(typename Config::Element);
   constexpr int kRowsAtOnce = kRowThreads / kPieces, kOwn = Config::kTileM / kRowsAtOnce;
   constexpr int kBranches = kOwn < 4 ? kOwn : 4;  // rows that are read, or zeros, together
@@ -167,7 +167,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {
     int const row = own + i * kRowsAtOnce;
-    unsigned const token = row < rows ? params.token(work.begin + work.m + row) : ~0u;
+    unsigned const token =
+        row < rows ? params.template token<Config::kSortsPairs>(work.begin + work.m + row, order)
+                   : ~0u;
     shared.tokens[row] = token < static_cast<unsigned>(params.tokens) ? int(token) : -1;
   }
   __syncwarp();
@@ -210,7 +212,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
         uint32_t words[4] = {};
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-          uint32_t const bits = token >= 0 && k + e < params.k ? __ldg(x + e) : 0;
+          // Not __ldg: the kernel before this one may still have been writing x when this one
+          // began.
+          uint32_t const bits = token >= 0 && k + e < params.k ? x[e] : 0;
           words[e / 2] |= bits << e % 2 * 16;
         }
         *reinterpret_cast<uint4*>(to + i * kRowsAtOnce * kRowBytes) = {words[0], words[1], words[2],

@@ -43,7 +43,7 @@ struct Arguments {
   int group_size;  // along K, of elements that share a scale; of int4 32, 64 or 128
   Matrices gate;
   Matrices up;  // without values if there are none
-  int tile_m;   // of the kernel for more rows: kFewRows, of MXFP4 alone, or kManyRows
+  int tile_m;   // of the kernel for more rows: kFewRows, not of int8, or kManyRows
   // Of the kernel for few rows: partial sums.
   void* workspace;
   int64_t workspace_bytes;

@@ -1,192 +1,184 @@
-// Turns the sums of many rows into results. The sums pass through shared memory a few rows at a
-// time, so that the kernel contains the code that computes results only once, and results are
-// stored in whole rows of 128 bytes.
+// From the sums of many rows to results, 16 rows at a time, so that what is computed of them is in
+// the kernel once. A warp turns its 16 columns of those rows by itself: no warp waits for others.
 #pragma once
 
-#include "few_rows/multiply.h"
-#include "packed/loads.h"
+#include <cute/arch/copy_sm90.hpp>
+
+#include "packed/epilogue.h"
 
 namespace jgg::packed {
 
-constexpr int kSumsPitch = kSide + 4;  // floats, so that a warp's writes are to all banks
+constexpr int kTurnedRows = 16;
 
-// The sums of a consumer, of both strips and so many rows.
-template <int kRowsAtOnce>
-struct RowsOfSums {
-  alignas(16) float of[2][kRowsAtOnce][kSumsPitch];
+// A warp's results, two halves of 16 bytes for each row. Rows 4 to 7 of 8 have their halves
+// exchanged, so that writing a fragment meets every bank once.
+struct TurnedRows {
+  alignas(128) uint8_t of[2][kTurnedRows][2 * few_rows::kMmaColumns];
 };
 
-// Stores the sums of a consumer's two strips. In the result the first strip begins at `column` and,
-// if both are of one matrix, the second one kNextRun further on. The order of arithmetic is that of
-// few_rows/epilogue.h.
+// Stores the sums of a consumer's two strips, of which each warp has 16 columns. In the result the
+// first strip's begin at column `first` of the tile and, if both strips are of one matrix, those of
+// the second one kNextRun further on. The order of arithmetic is that of few_rows/epilogue.h.
 template <class Config>
-class RowsEpilogue {
-  static constexpr int kColumns = 4;  // of a thread, next to each other
-  static constexpr int kThreadsARow = kSide / kColumns;
-  static constexpr int kRowsAtOnce = Config::kRowsAtOnce;
-  using Sums = RowsOfSums<kRowsAtOnce>;
+class RowsEpilogue : Epilogue<Config> {
+  using Base = Epilogue<Config>;
+  static constexpr int kBlocks = kTurnedRows / few_rows::kMmaRows;
+  // Of two blocks, each with two runs of eight columns: pairs of rows in a register, as stmatrix
+  // takes them.
+  using Words = uint32_t[2 * kBlocks];
 
  public:
-  __device__ RowsEpilogue(Params const& params, WorkTile const& work, Sums& sums, int column,
-                          int consumer)
-      : params_(params), work_(work), sums_(sums), column_(column), consumer_(consumer) {}
+  __device__ RowsEpilogue(Params const& params, WorkTile const& work, TurnedRows& turned, int first)
+      : Base(params, work, first, nullptr), turned_(turned) {}
+
+  // Asks for all that rows have in common, and for the weights of the first ones.
+  __device__ void read() {
+    this->read_biases(bias_);
+    if constexpr (Base::kHasScales) this->read_scales(scale_);
+    weight_ = weight_of(lane() % kTurnedRows);
+  }
 
   // `sum(strip, i)` is a thread's sum i of a strip, as WGMMA leaves them: see few_rows::Sums.
-  template <int kBlocks, class Sum>
-  __device__ void store(Sum const& sum) const {
-    constexpr int kBlocksAtOnce = kRowsAtOnce / few_rows::kMmaRows;
-    constexpr int kNext = sm90::kWarpgroup / kThreadsARow, kOwn = kRowsAtOnce / kNext;
-    int const rows = min(work_.extent - work_.m, Config::kTileM);
-    int const thread = threadIdx.x % sm90::kWarpgroup, piece = thread % kThreadsARow * kColumns;
-    Columns const gate(params_, work_, params_.gate, params_.gate_bias, column_ + piece);
-    Columns const second = Config::kHasUp
-                               ? Columns(params_, work_, params_.up, params_.up_bias, gate.column)
-                               : Columns(params_, work_, params_.gate, params_.gate_bias,
-                                         gate.column + Config::kNextRun);
+  template <int kAllBlocks, class Sum>
+  __device__ void store(Sum const& sum) {
+    int const rows = min(this->rows(), Config::kTileM);
 #pragma unroll 1
-    for (int first = 0; first < rows; first += kRowsAtOnce) {
-      // They come from far.
-      float weights[kOwn];
+    for (int first = 0; first < rows; first += kTurnedRows) {
+      few_rows::Sums<kBlocks> sums;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        int const row = first + thread / kThreadsARow + i * kNext;
-        weights[i] = row < rows ? params_.weight(work_.begin + work_.m + row) : 0.0f;
-      }
-      sm90::sync_consumer(consumer_);
+      for (int block = 0; block < kAllBlocks; block += kBlocks) {
+        if (block > 0 && block * few_rows::kMmaRows != first) continue;
 #pragma unroll
-      for (int block = 0; block < kBlocks; block += kBlocksAtOnce) {
-        if (block * few_rows::kMmaRows != first) continue;
-#pragma unroll
-        for (int i = 0; i < 2 * kBlocksAtOnce * 4; ++i) {
-          int const strip = i / (kBlocksAtOnce * 4), at = i % (kBlocksAtOnce * 4);
-          write(strip, at, sum(strip, block * 4 + at));
+        for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+          int const strip = i / (kBlocks * 4), at = i % (kBlocks * 4);
+          sums[strip][at / 4][at % 4] = sum(strip, block * 4 + at);
         }
       }
-      sm90::sync_consumer(consumer_);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        int const row = thread / kThreadsARow + i * kNext;
-        if (first + row < rows) store_row(first + row, weights[i], piece, gate, second);
-      }
+      float const weight = weight_;
+      // Asked for early: they come from far.
+      if (first + kTurnedRows < rows)
+        weight_ = weight_of(first + kTurnedRows + lane() % kTurnedRows);
+      store_rows(first, min(rows - first, kTurnedRows), sums, weight);
     }
   }
 
  private:
-  // The terms of a thread's columns of a matrix, for all rows.
-  struct Columns {
-    __device__ Columns(Params const& params, WorkTile const& work, Matrices const& matrices,
-                       mlp::Bias const& biases, int column)
-        : column(column), scale{1.0f, 1.0f, 1.0f, 1.0f}, bias{} {
-      if (column >= params.n) return;
-      // Scales are there for all columns of a strip.
-      if (Config::kFormat != Format::kInt4) {
-        scale = __ldg(reinterpret_cast<float4 const*>(
-            matrices.channel_scales + int64_t(work.group) * params.strips() * kSide + column));
-      }
-      if (biases.data == nullptr) return;
-      int64_t const first = int64_t(work.group) * params.n + column;
+  __device__ static int lane() { return threadIdx.x % kWarpSize; }
+
+  __device__ float weight_of(int row) const {
+    return row < this->rows()
+               ? this->params().template weight<false>(this->first_row() + row, nullptr)
+               : 0.0f;
+  }
+
+  // Lane i has the weight of row i.
+  __device__ void store_rows(int first, int rows, few_rows::Sums<kBlocks> const& sums,
+                             float weight) {
+    auto const& params = this->params();
+    Words out[2], kept[2];
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        int64_t const at = first + (column + i < params.n ? i : 0);
-        if (biases.is_float32) {
-          bias[i] = __ldg(static_cast<float const*>(biases.data) + at);
-        } else {
-          unsigned const bits = __ldg(static_cast<uint16_t const*>(biases.data) + at);
-          bias[i] = __uint_as_float(bits << 16);
+    for (int block = 0; block < kBlocks; ++block) {
+      float weights[2];
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        int const row = block * few_rows::kMmaRows + few_rows::lane_row() + odd;
+        weights[odd] = __shfl_sync(~0u, weight, row);
+      }
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        float x[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int const strip = i / 2, odd = i % 2;
+          x[strip][odd] = sums[strip][block][2 * high + odd];
+          if constexpr (Base::kHasScales) x[strip][odd] *= scale_[strip][high];
+          float const bias = bias_[strip][high];
+          x[strip][odd] += params.has_activation ? bias : weights[odd] * bias;
         }
+        int const at = 2 * block + high;
+#pragma unroll
+        for (int strip = 0; strip < 2; ++strip) {
+          kept[strip][at] = out[strip][at] = in_halves(x[strip][0], x[strip][1]);
+        }
+        if (params.has_activation) activate(weights, kept, out, at);
       }
     }
-
-    int column;
-    float4 scale;
-    float bias[kColumns];
-  };
-
-  __device__ void write(int strip, int i, float sum) const {
-    int const warp = threadIdx.x % sm90::kWarpgroup / kWarpSize;
-    int const row = i / 4 * few_rows::kMmaRows + few_rows::lane_row() + i % 2;
-    int const column = warp * few_rows::kMmaColumns + few_rows::lane_column() + i / 2 % 2 * 8;
-    sums_.of[strip][row][column] = sum;
-  }
-
-  // A thread's columns of a row.
-  __device__ void store_row(int row, float weight, int piece, Columns const& gate,
-                            Columns const& second) const {
-    int const at = work_.begin + work_.m + row;
-    float x[kColumns], y[kColumns];
-    read(0, row, piece, gate, x);
-    read(1, row, piece, second, y);
+    if (params.has_activation && params.kept_gate) {
+      write(params.kept_gate, 0, first, rows, kept[0]);
+      if constexpr (!Config::kHasUp) write(params.kept_gate, 1, first, rows, kept[1]);
+    }
     if constexpr (Config::kHasUp) {
-      store_columns(at, weight, gate, x, second, y);
-    } else {
-      store_columns(at, weight, gate, x, gate, x);
-      store_columns(at, weight, second, y, second, y);
+      if (params.has_activation && params.kept_up) write(params.kept_up, 0, first, rows, kept[1]);
     }
+    write(params.out, 0, first, rows, out[0]);
+    if constexpr (!Config::kHasUp) write(params.out, 1, first, rows, out[1]);
   }
 
-  // Sums times the scales of their columns.
-  __device__ void read(int strip, int row, int piece, Columns const& columns,
-                       float (&sums)[kColumns]) const {
-    float4 const four =
-        *reinterpret_cast<float4 const*>(&sums_.of[strip][row % kRowsAtOnce][piece]);
-    sums[0] = four.x * columns.scale.x;
-    sums[1] = four.y * columns.scale.y;
-    sums[2] = four.z * columns.scale.z;
-    sums[3] = four.w * columns.scale.w;
+  __device__ void activate(float const (&weights)[2], Words const (&kept)[2], Words (&out)[2],
+                           int at) const {
+    auto const& function = this->params().activation;
+    float y[2][2];
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      float const first = half(kept[0][at], odd), second = half(kept[1][at], odd);
+      if constexpr (Config::kHasUp) {
+        mlp::Gated const a = mlp::gated(function, first, second);
+        y[0][odd] = a.activation * a.up * weights[odd];
+      } else {
+        y[0][odd] = mlp::gated(function, first, 0.0f).activation * weights[odd];
+        y[1][odd] = mlp::gated(function, second, 0.0f).activation * weights[odd];
+      }
+    }
+    out[0][at] = in_halves(y[0][0], y[0][1]);
+    if constexpr (!Config::kHasUp) out[1][at] = in_halves(y[1][0], y[1][1]);
   }
 
-  __device__ static float rounded(float x) {
-    return static_cast<float>(static_cast<cutlass::bfloat16_t>(x));
+  __device__ static uint32_t in_halves(float first, float second) {
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+  }
+  __device__ static float half(uint32_t word, int high) {
+    return __uint_as_float(high ? word & 0xFFFF0000 : word << 16);
   }
 
-  __device__ void store_columns(int64_t row, float weight, Columns const& of_gate,
-                                float (&gate)[kColumns], Columns const& of_up,
-                                float (&up)[kColumns]) const {
-    int const column = of_gate.column;
-    if (column >= params_.n) return;
-    if (!params_.has_activation) {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) gate[i] += weight * of_gate.bias[i];
-      return write_columns(params_.out, row, column, gate);
-    }
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      gate[i] = rounded(gate[i] + of_gate.bias[i]);
-      if constexpr (Config::kHasUp) up[i] = rounded(up[i] + of_up.bias[i]);
-    }
-    if (params_.kept_gate) write_columns(params_.kept_gate, row, column, gate);
-    if (Config::kHasUp && params_.kept_up) write_columns(params_.kept_up, row, column, up);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      mlp::Gated const a = mlp::gated(params_.activation, gate[i], Config::kHasUp ? up[i] : 0.0f);
-      gate[i] = Config::kHasUp ? a.activation * a.up * weight : a.activation * weight;
-    }
-    write_columns(params_.out, row, column, gate);
+  __device__ static int place(int row, int half) {
+    return row * 2 * few_rows::kMmaColumns + (half ^ row / 4 % 2) * 16;
   }
 
-  __device__ void write_columns(void* to, int64_t row, int column,
-                                float const (&x)[kColumns]) const {
-    auto* const at = static_cast<uint16_t*>(to) + row * params_.n + column;
-    uint32_t words[kColumns / 2];
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
-    }
-    if (params_.n % kColumns == 0) {
-      *reinterpret_cast<uint2*>(at) = {words[0], words[1]};
+  // A warp's columns of `strip` of up to 16 rows. Two buffers take turns, so that one may be
+  // written while lanes still read the other.
+  __device__ void write(void* result, int strip, int first, int rows, Words const& words) {
+    constexpr int kElements = 16 / sizeof(typename Config::Element);
+    uint8_t* const buffer = turned_.of[buffer_][0];
+    buffer_ ^= 1;
+    int const line = lane() % 8 + lane() / 16 * 8;
+    auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
+    __syncwarp();  // lanes may leave the last call one by one
+    cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], to);
+    __syncwarp();
+    int const row = lane() / 2, n = this->params().n;
+    int const column = this->column(strip, 0) - few_rows::lane_column() + lane() % 2 * kElements;
+    if (row >= rows || column >= n) return;
+    uint4 const four = *reinterpret_cast<uint4 const*>(buffer + place(row, lane() % 2));
+    int64_t const at = (int64_t(this->first_row()) + first + row) * n + column;
+    auto* const out = static_cast<uint16_t*>(result) + at;
+    if (n % kElements == 0) {
+      *reinterpret_cast<uint4*>(out) = four;
       return;
     }
+    uint32_t const all[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (column + i < params_.n) at[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+    for (int i = 0; i < kElements; ++i) {
+      if (column + i < n) out[i] = static_cast<uint16_t>(all[i / 2] >> i % 2 * 16);
     }
   }
 
-  Params const& params_;
-  WorkTile const& work_;
-  Sums& sums_;
-  int column_;
-  int consumer_;
+  TurnedRows& turned_;
+  int buffer_ = 0;
+  float weight_;
+  float bias_[2][2];
+  float scale_[2][2];
 };
 
 }  // namespace jgg::packed

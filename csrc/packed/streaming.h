@@ -12,6 +12,7 @@
 #include "packed/epilogue.h"
 #include "scheduler/even_assignment.h"
 #include "scheduler/stream_k_schedule.h"
+#include "sm90/dependent_launch.h"
 #include "sm90/fixup/announcement.h"
 
 namespace jgg::packed {
@@ -29,9 +30,11 @@ struct StreamingConfig
     : StageConfig<kFormat, kHasUp, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat),
                   /*kStrips=*/2> {
   using Base = StageConfig<kFormat, kHasUp, 16, 16 / bits_of(kFormat), 2>;
+  static constexpr bool kSortsPairs = true;
   static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
   static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
 
+  // The order of pairs takes a quarter of what is reserved for barriers and the ring of work.
   static constexpr int kReserve = sm90::kSharedMemoryReserve +
                                   few_rows::kGroupsAtOnce * sizeof(int) +
                                   kTeamThreads * kSums * sizeof(float);
@@ -42,8 +45,7 @@ template <class Config>
 struct StreamingStorage : StageStorage<Config> {
   alignas(8) sm90::Barrier partials_there;
   float sums[Config::kSums][kTeamThreads];  // of the second team
-  int sizes[few_rows::kGroupsAtOnce];
-  int offset;
+  few_rows::Groups sorted;
 };
 
 template <int kStep, class Record, int kBlocks>
@@ -161,8 +163,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   using Partials = packed::Partials<Config>;
   int const thread = threadIdx.x % kTeamThreads;
   bool const stores = team == 0 && work.partials != kHandsOver;
-  Epilogue<Config> const epilogue(params, work,
-                                  uniform(thread / kWarpSize) * few_rows::kMmaColumns);
+  Epilogue<Config> const epilogue(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
+                                  shared.sorted.order);
   Partials const partials(params);
   few_rows::Sums<kBlocks> sums = {}, next = {};
   Terms<kBlocks> terms;
@@ -224,6 +226,7 @@ struct StreamingRoles {
       shared.partials_there.init(1);
       sm90::fence_barriers();
     }
+    sm90::let_next_begin();
   }
 
   __device__ static void load(Params const& params, Shared& shared, int) {
@@ -234,7 +237,7 @@ struct StreamingRoles {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int rank) {
-    GroupSizes const groups = few_rows::read_sizes(params.groups, shared);
+    GroupSizes const groups = few_rows::read_groups(params, shared.sorted);
     auto const schedule_of = [&](int cluster, int clusters) {
       return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
                              EvenAssignment>(groups, params.n, params.k, cluster, clusters);
@@ -245,8 +248,10 @@ struct StreamingRoles {
   // A warp that brings rows is ahead of those that multiply, so they need not wait for another
   // block's sums as well. A block adds some in its last tile that has a product, and in no other.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
+    if (warp == 1) few_rows::sort_pairs(params, shared.sorted);
+    sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      load_rows<Config>(params, shared, work, stage);
+      load_rows<Config>(params, shared, work, stage, shared.sorted.order);
       if (warp == 0 && work.partials > 0) {
         if (DeviceWarp::leads()) {
           Partials<Config>(params).await(work.slot, work.partials);
@@ -264,7 +269,8 @@ struct StreamingRoles {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
         if (team == 0) {
-          few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads);
+          few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads,
+                                        shared.sorted.order);
         }
         return;
       }

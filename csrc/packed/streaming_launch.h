@@ -22,8 +22,8 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   int64_t const units = std::min<int64_t>(row_tiles, groups.rows) *
                         ceil_div(a.product.n, Config::kTileN) *
                         ceil_div(a.product.k, Config::kTileK);
-  return sm90::launch_persistent<StreamingRoles<Config>>(params, std::min(units, slots),
-                                                         a.product.max_sms, stream);
+  return sm90::launch_persistent<StreamingRoles<Config>>(
+      params, std::min(units, slots), a.product.max_sms, stream, a.product.pairs.follow);
 }
 
 template <Format kFormat>

@@ -15,12 +15,14 @@
 
 namespace jgg::sm90 {
 
-// `kGathersLhs_` says that rows of lhs lie anywhere (sm90/gather.h).
-template <class Config_, bool kGathersLhs_ = false>
-struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
+// `kGathersLhs_` says that rows of lhs lie anywhere, `kGathersOwnRows_` that each CTA loads all of
+// its own (sm90/gather.h).
+template <class Config_, bool kGathersLhs_ = false, bool kGathersOwnRows_ = false>
+struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRows_> {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
+  static constexpr bool kGathersOwnRows = kGathersOwnRows_;
   // The boxes of contiguous rows would start at a multiple of 16 bytes, with rows of the group
   // before.
   static_assert(Config::kLhsMajor == Major::kK);
@@ -67,8 +69,11 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
                 kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
   }
 
-  // The number of the row of memory that a row of the group stands for, -1 past the last row.
+  // The number of the row of memory that a row of the group stands for, -1 past the last row. Rows
+  // of a CTA's own are that of the last row there: boxes of zeros are slower, and no result is
+  // kept.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
+    if constexpr (kGathersOwnRows) row = std::min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
   }
   __device__ static int gathered_row(Params const& params, int index) {

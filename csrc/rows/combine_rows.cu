@@ -1,5 +1,6 @@
 // Adds up the rows of every token.
 #include "rows/vector.h"
+#include "sm90/dependent_launch.h"
 
 namespace jgg::rows {
 namespace {
@@ -18,10 +19,11 @@ __global__ void __launch_bounds__(kThreads)
 
   unsigned const rows = valid_rows(arguments.rows, batch);
   int64_t const token = place.row;
-  int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
-  float const* const weight_of =
-      kWeighted ? pairs.weights.of(batch) + token * pairs.choices : nullptr;
+  int64_t const first_pair = token * pairs.choices;
+  int const* const row_of = pairs.row.data ? pairs.row.of(batch) + first_pair : nullptr;
+  float const* const weight_of = kWeighted ? pairs.weights.of(batch) + first_pair : nullptr;
   auto const* const y = arguments.y.as<T>(batch) + column;
+  sm90::await_previous();
   float sum[Part::kElements] = {};
   for (int first = 0; first < pairs.choices; first += kAtOnce) {
     unsigned row[kAtOnce];
@@ -29,7 +31,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       bool const exists = first + i < pairs.choices;
-      row[i] = exists ? __ldg(row_of + first + i) : ~0u;
+      row[i] = ~0u;
+      if (exists) row[i] = row_of ? __ldg(row_of + first + i) : first_pair + first + i;
       if constexpr (kWeighted) weight[i] = exists ? __ldg(weight_of + first + i) : 0;
     }
     Part part[kAtOnce];
@@ -71,9 +74,16 @@ cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream)
     int const choices = arguments.pairs.choices;
     auto const kernel = arguments.pairs.weights.data ? kernel_for<T, aligned.value, true>(choices)
                                                      : kernel_for<T, aligned.value, false>(choices);
-    kernel<<<sharing.grid(down, arguments.shape.batches), sharing.block(), 0, stream>>>(arguments,
-                                                                                        sharing);
-    return cudaGetLastError();
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = sharing.grid(down, arguments.shape.batches);
+    launch.blockDim = sharing.block();
+    launch.stream = stream;
+    launch.attrs = &early;
+    launch.numAttrs = arguments.follows;
+    return cudaLaunchKernelEx(&launch, kernel, arguments, sharing);
   });
 }
 

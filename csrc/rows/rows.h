@@ -35,7 +35,8 @@ struct RowCount {
 };
 
 struct Pairs {
-  Batched<int const> row;        // [tokens, choices]: a pair's row, out of range if it has none
+  // [tokens, choices]: a pair's row, out of range if it has none; null: the number of the pair
+  Batched<int const> row;
   Batched<float const> weights;  // [tokens, choices], null: ones
   int tokens;
   int choices;
@@ -72,6 +73,7 @@ struct CombineArguments {
   Pairs pairs;
   Batched<void const> y;  // [rows, columns], the stride in bytes
   void* x;                // [batches, tokens, columns]
+  bool follows = false;   // whether the kernel before, which writes y, may still run
 };
 
 // w[t, c] = <x[t], y[row of (t, c)]> in float32, zero for a pair without a row.

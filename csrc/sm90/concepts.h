@@ -46,6 +46,9 @@ concept SchedulesTiles = requires(typename P::Params const& params) {
 // Whether rows of lhs lie anywhere in memory (gather.h), and how to find the rows of a problem.
 template <class P>
 constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
+// Whether each CTA loads all of its rows itself, so that clusters share rhs.
+template <class P>
+constexpr bool kGathersOwnRows = requires { requires P::kGathersOwnRows; };
 template <class P>
 concept GathersLhs =
     kGathersLhs<P> && requires(typename P::Params const& params, WorkTile const& work, int row) {

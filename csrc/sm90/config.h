@@ -107,7 +107,7 @@ struct SharedStorage {
   alignas(8) Barrier empty[Config::kStages];
   alignas(8) Barrier work_full[kWorkStages];
   alignas(8) Barrier work_empty[kWorkStages];
-  alignas(16) int rows[kRowsPerConsumer];  // where the rows are that gather.h loads
+  alignas(16) int rows[2 * kRowsPerConsumer];  // where the rows are that gather.h loads
 };
 
 // How many of a tile's first steps release their stages early: when they are done, before the next

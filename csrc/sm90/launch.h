@@ -11,9 +11,11 @@
 
 namespace jgg::sm90 {
 
+// `follows`: the kernel may begin while the one before it in the stream runs, and waits for its end
+// by itself (`dependent_launch.h`).
 template <class Role>
 cudaError_t launch_clusters(typename Role::Params const& params, int64_t clusters,
-                            cudaStream_t stream) {
+                            cudaStream_t stream, bool follows = false) {
   constexpr int kCluster = Role::Config::kCluster, kSharedBytes = sizeof(typename Role::Shared);
   static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");
   auto const kernel = persistent_kernel<Role>;
@@ -21,16 +23,18 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
 
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
   launch.gridDim = dim3(clusters * kCluster);
   launch.blockDim = dim3(Role::kThreads);
   launch.dynamicSmemBytes = kSharedBytes;
   launch.stream = stream;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = follows ? 2 : 1;
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
@@ -41,7 +45,7 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
 // (`scheduler/assignment.h`).
 template <class Role>
 cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units, int max_sms,
-                              cudaStream_t stream) {
+                              cudaStream_t stream, bool follows = false) {
   using Config = typename Role::Config;
   int multiprocessors;
   cudaError_t const status = count_multiprocessors(multiprocessors, max_sms);
@@ -49,7 +53,7 @@ cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_u
   int64_t const most = std::clamp<int64_t>(multiprocessors * Role::kBlocks / Config::kCluster, 1,
                                            kMaxClusters<Config> * Role::kBlocks);
   int64_t const clusters = std::min<int64_t>(most, std::max<int64_t>(max_units, 1));
-  return launch_clusters<Role>(params, clusters, stream);
+  return launch_clusters<Role>(params, clusters, stream, follows);
 }
 
 // Builds the kernel's parameters from `arguments`, then launches it.

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
@@ -12,6 +13,9 @@ from tests.support import aot
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 MOST_KERNELS = 6
+MOST_PAIRS = 128
+"""The most pairs of a token and an expert that kernels sort themselves."""
+DECODED, SORTED = dict(decode_mlp=1), dict(sort_by_expert=1, few_rows_dot=2, combine_rows=1)
 
 # D, F, E, k.
 QWEN3 = 2048, 768, 128, 8
@@ -53,27 +57,57 @@ def kernels_of(program: aot.Program) -> list[str]:
 @pytest.mark.parametrize("tokens", [1, 2, 16, 64, 128, 256])
 @pytest.mark.parametrize("shape", [QWEN3, DSV3, GPT_OSS], ids=["qwen3", "dsv3", "gptoss"])
 def test_a_layer_is_at_most_six_kernels(shape, tokens, h200):
-    kernels = kernels_of(h200.compile(layer, *operands(tokens, *shape)))
+    program = h200.compile(layer, *operands(tokens, *shape))
+    kernels = kernels_of(program)
     assert len(kernels) <= MOST_KERNELS, kernels
+    assert (program.kernels == DECODED) == (tokens * shape[-1] <= MOST_PAIRS)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 64])
-def test_so_is_one_with_biases_and_clipped_activations(tokens, h200):
+@pytest.mark.parametrize("tokens, top_k, few", [(128, 1, True), (129, 1, False), (43, 3, False)])
+def test_few_pairs_are_one_custom_call(tokens, top_k, few, h200):
+    """XLA launches nothing else: no kernel sorts, and none gathers weights of rows."""
+    program = h200.compile(layer, *operands(tokens, 2048, 768, 128, top_k))
+    assert program.kernels == (DECODED if few else SORTED)
+    assert (len(kernels_of(program)) == 1) == few
+    assert (program.opcodes <= aot.FREE) == few
+
+
+@pytest.mark.parametrize("tokens, kernels", [(1, DECODED), (32, DECODED), (64, SORTED)])
+def test_so_is_one_with_biases_and_clipped_activations(tokens, kernels, h200):
     run = partial(layer, activation="swiglu_oai")
     program = h200.compile(run, *operands(tokens, *GPT_OSS, biased=True))
-    assert program.kernels == dict(sort_by_expert=1, few_rows_dot=2, combine_rows=1)
+    assert program.kernels == kernels
     assert len(kernels_of(program)) <= MOST_KERNELS
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "relu2"])
 def test_and_those_with_other_activations(activation, h200):
-    program = h200.compile(partial(layer, activation=activation), *operands(8, *QWEN3))
-    assert program.kernels == dict(sort_by_expert=1, few_rows_dot=2, combine_rows=1)
+    for tokens, kernels in (16, DECODED), (17, SORTED):
+        program = h200.compile(partial(layer, activation=activation), *operands(tokens, *QWEN3))
+        assert program.kernels == kernels
 
 
-def test_tokens_are_read_where_they_are(h200):
+def test_layers_that_no_kernel_sorts(h200):
+    for options in dict(batch_invariant=True), dict(apply_router_weight_on_input=True):
+        kernels = h200.compile(partial(layer, **options), *operands(16, *QWEN3)).kernels
+        assert kernels["sort_by_expert"] == 1 and kernels["decode_mlp"] == 0, options
+
+
+def test_columns_of_a_device_that_no_kernel_takes(extension):
+    """The program is traced with all columns of the hidden layer, and a device has 12 of them."""
+    columns, whole = P(None, None, "x"), P()
+    program = aot.Target(aot.H200, devices=4).compile(
+        partial(layer, token_axes=()),
+        *operands(16, 256, 4 * 12, 32, 2),
+        specs=[whole, columns, columns, P(None, "x"), whole, whole, whole],
+    )
+    assert program.kernels["sort_by_expert"] == 1 and program.kernels["decode_mlp"] == 0
+
+
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_tokens_are_read_where_they_are(tokens, h200):
     """No kernel copies rows to their experts, and products read stored weights directly."""
-    program = h200.compile(layer, *operands(16, *QWEN3))
+    program = h200.compile(layer, *operands(tokens, *QWEN3))
     assert "dispatch_rows" not in program.kernels and "gather_rows" not in program.kernels
     computed = [text for text in program.computed_operands() if "bf16[" in text]
     assert not computed
@@ -90,13 +124,17 @@ def test_sorted_rows_are_two_kernels(h200):
 
 
 def test_a_backward_pass_of_few_rows(h200):
-    """It takes what the forward kernel keeps, which is what other kernels keep."""
+    """It takes what the forward kernel keeps, which is what other kernels keep.
+
+    So rows are sorted before, as those of more tokens.
+    """
 
     def both(x, *rest):
         y, vjp = jax.vjp(lambda *floats: layer(*floats, *rest[3:]), x, *rest[:3])
         return y, vjp(jnp.sin(y))
 
     kernels = h200.compile(both, *operands(16, *QWEN3)).kernels
+    assert kernels["sort_by_expert"] == 1 and kernels["decode_mlp"] == 0
     assert kernels["few_rows_dot"] == 2 and kernels["gated_ragged_dot"] == 0
     assert kernels["gated_ragged_dot_transpose"] == 1 and kernels["ragged_contracting"] == 1
     assert kernels["paired_weight_gradients"] == 1

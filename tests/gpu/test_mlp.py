@@ -116,7 +116,10 @@ class TestBackward:
 class TestInPlace:
     """Rows that the product reads from tokens are those of copies, bit by bit."""
 
-    @pytest.mark.parametrize("embed, hidden", [(64, 256), (1536, 256), (136, 200), (2056, 136)])
+    @pytest.mark.parametrize(
+        "embed, hidden",
+        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (136, 104)],
+    )
     def test_rows_of_tokens(self, embed, hidden, rng):
         tokens, m = 500, 3040
         run = jax.jit(partial(jgg.gated_ragged_dot, implementation="cuda"))

@@ -39,7 +39,7 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize(
     "format, streamed, few, most",
-    [("mxfp4", 8, 24, 1024), ("int4", 8, None, 512), ("int8", 8, None, 512)],
+    [("mxfp4", 8, 24, 1024), ("int4", 8, 24, 512), ("int8", 8, None, 512)],
 )
 def test_rows_a_group(format, streamed, few, most):
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
@@ -130,11 +130,13 @@ def layer(tokens, wi="mxfp4", wo="mxfp4", **options):
 
 
 def test_a_layer():
-    (plan,) = layer(4, activation="swiglu_oai")
-    assert plan.problem.op == "packed_mlp" and plan.kernel.schedule == "streamed"
-    assert "(gate) * up * weights" in str(plan) and "rows of tokens are read where" in str(plan)
-    assert "wi_0 mxfp4[8, 256, 384]" in str(plan)
+    for wo, op in (("mxfp4", "decode_mlp"), ("int8", "packed_mlp")):
+        (plan,) = layer(4, wo=wo, activation="swiglu_oai")
+        assert plan.problem.op == op and plan.kernel.schedule == "streamed"
+        assert "(gate) * up * weights" in str(plan) and "rows of tokens are read where" in str(plan)
+        assert "wi_0 mxfp4[8, 256, 384]" in str(plan)
     (plan,) = layer(128, wo="int8")
+    assert plan.problem.op == "packed_mlp"
     assert plan.kernel.schedule == "decoded" and not plan.workspace_bytes
     assert "down: decoded_128x256, predicted time" in str(plan)
 
@@ -146,8 +148,8 @@ def test_experts_of_any_width_are_streamed():
         return moe.dropless_mlp(x, moe.route(logits, 2), *weights, **options)
 
     operands = array(4, EMBED), array(4, EXPERTS, dtype=jnp.float32), up, up, down
-    (plan,) = (p for p in jgg.explain(run, *operands).plans if "packed" in p.problem.op)
-    assert plan.kernel.schedule == "streamed"
+    (plan,) = jgg.explain(run, *operands).plans
+    assert plan.problem.op == "decode_mlp" and plan.kernel.schedule == "streamed"
     found = jgg.explain(partial(run, apply_router_weight_on_input=True), *operands)
     assert "weights multiply rows of x" in str(found)
 

@@ -146,6 +146,24 @@ def _packed_products() -> None:
         _lower(jgg.dequantize, q)
 
 
+def _layers_of_few_tokens() -> None:
+    def layer(x, logits, experts, scores, wi_0, wi_1, wo, *biases):
+        routing = moe.Routing(logits, experts, scores)
+        return moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=biases or None)
+
+    routing = (
+        _a(FEW_ROWS, G, dtype=jnp.float32), _a(FEW_ROWS, 2, dtype=jnp.int32),
+        _a(FEW_ROWS, 2, dtype=jnp.float32),
+    )  # fmt: skip
+    for name in (None, "mxfp4", "int4", "int8"):
+        wi, wo = (
+            jax.eval_shape(lambda w, name=name: jgg.quantize(w, name) if name else w, _a(G, *shape))
+            for shape in ((K, N), (N, K))
+        )
+        for biases in (), (_a(G, N), _a(G, N, dtype=jnp.float32), _a(G, K)):
+            _lower(layer, _a(FEW_ROWS, K), *routing, wi, wi, wo, *biases)
+
+
 def _fp8_products() -> None:
     def loss(lhs, rhs, sizes):
         return jgg.fp8_ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
@@ -230,7 +248,8 @@ def _optimizers() -> None:
 
 
 PARTS = (
-    _ragged_products, _mlps, _packed_products, _fp8_products, _lists, _rows, _optimizers,
+    _ragged_products, _mlps, _packed_products, _layers_of_few_tokens, _fp8_products, _lists, _rows,
+    _optimizers,
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@
 // a table of current announcements. An entry is zero, or the address of the sums that it announces:
 //   - announce() claims an entry that is zero, and sums are announced once a launch.
 //   - await() waits for the entry of its sums and makes it zero, once for each announcement.
-// Therefore no entry names sums whose launch is over. Launches that run at the same time never have
-// the same workspace. An entry that names the sums that a block waits for was therefore written by
-// this launch, after the sums were.
+// Therefore no entry names sums whose launch is over. Launches that run at the same time have
+// different workspaces. The exception is a launch that begins before the launch before it has
+// ended (`let_next_begin`); it announces and awaits only after `await_previous`. An entry that
+// names the sums that a block waits for was therefore written by this launch, after the sums were.
 //
 // The workspace holds only a hint where in the table to look. A hint counts only if the entry there
 // names the right sums, so stale and random hints do no harm.
@@ -25,7 +26,8 @@
 
 namespace jgg::sm90 {
 
-// At most 128 kernels run on a device at a time, each with fewer than 300 announcements under way.
+// Launches of one workspace have at most 528 announcements under way. If the table is full, an
+// announcement waits for a free entry.
 constexpr uint32_t kAnnouncements = 1 << 16;
 
 // Each translation unit has its own table, because it does not see the kernels of other units.

@@ -83,7 +83,7 @@ class Shape:
     @property
     def reads_in_place(self) -> bool:
         """Whether products read tokens in place, so that there are no rows to keep."""
-        return cdiv(self.hidden, COLUMNS_OF_TILE) == TILES_IN_PLACE
+        return cdiv(self.hidden, COLUMNS_OF_TILE) <= TILES_IN_PLACE
 
     def buffer_rows(self, chunks: int, factor: float | None) -> int:
         """Rows that a device has room for at a time."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fp8.choice.plan import bf16_choice
 from jax_grouped_gemm._src.fp8.choice.primitive import noted
@@ -19,9 +19,17 @@ from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
+from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
-from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
+from jax_grouped_gemm._src.mlp.operands import (
+    DecodeOperands,
+    ExpertWeights,
+    Groups,
+    MlpOperands,
+    Rows,
+    named,
+)
 from jax_grouped_gemm._src.mlp.packed import primitive as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
@@ -29,6 +37,9 @@ from jax_grouped_gemm._src.mlp.rows import combine, on_rows
 from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
+
+if TYPE_CHECKING:
+    from jax_grouped_gemm._src.rows.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +157,18 @@ class Experts:
         arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         return plan.is_fused(primitive.GATED.name, given, vars(self.options))
+
+    def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
+        """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""
+        if callable(self.implementation) or self.weights_on_input or self.in_fp8:
+            return None
+        chosen = as_indices("routing.experts", routing.experts)
+        chosen = chosen.reshape(x.shape[0], chosen.shape[-1])
+        scores = routing.weights.reshape(chosen.shape)
+        scores = scores.astype(at_least_float32(self.weights.result_dtype(x)))
+        given = DecodeOperands(x, chosen, scores, self.weights, offset)
+        sizes = routing.logits.shape[-1], self.options
+        return decode.mlp(given, *sizes) if decode.is_taken(given, *sizes) else None
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""

@@ -224,6 +224,26 @@ class MlpOperands:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class DecodeOperands:
+    """The operands of a layer of tokens that are not sorted by expert."""
+
+    x: jax.Array  # [T, D]
+    chosen: jax.Array  # int32 [T, k], the experts of each token
+    scores: jax.Array  # [T, k], the router's weights
+    experts: ExpertWeights
+    offset: jax.Array  # int32 [1], the first local expert
+
+    def of_rows(self, num_experts: int) -> MlpOperands:
+        """Returns the abstract operands of the MLP of sorted rows."""
+        struct: Any = jax.ShapeDtypeStruct
+        pairs = (self.chosen.size,)
+        rows = Rows(self.x, struct(pairs, jnp.int32), self.chosen)
+        groups = Groups(struct((num_experts,), jnp.int32), self.offset)
+        return MlpOperands(rows, self.experts, struct(pairs, self.scores.dtype), groups)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class DownOperands:
     """The operands of hidden wo + weights bo."""
 

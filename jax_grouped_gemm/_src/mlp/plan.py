@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.mlp.operands import (
     PairedWeightsOperands,
 )
 from jax_grouped_gemm._src.mlp.problem import MlpProblem, unsuitable_operands
-from jax_grouped_gemm._src.op import op_named
+from jax_grouped_gemm._src.op import Planner, op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
@@ -47,9 +47,9 @@ FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
-# Columns of hidden in a tile. Reading tokens in place is faster than copies for two tiles, which a
-# cluster computes from the same rows. One tile would leave half of the chip idle, and for more than
-# two, weights are read more often (docs/notes/moe.md).
+# Columns of hidden in a tile. Reading tokens in place is faster than copies up to two: a cluster
+# computes both from the same rows, and a tile that has all columns is the only one that reads its
+# rows. For more than two, weights are read more often (docs/notes/moe.md).
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
 
@@ -152,11 +152,11 @@ class MlpPlan(Plan[MlpProblem]):
         return f"{launch}\n   epilogue: {self.epilogue}"
 
 
-def plan_mlp(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans the operation of that name: with a kernel or, where none runs it, composed."""
-    problem, fusion = _problem(op, avals, params), FUSIONS[op]
+def plan_mlp(problem: MlpProblem, target: Target) -> MlpPlan:
+    """Plans an operation: with a kernel or, where none runs it, composed."""
+    fusion = FUSIONS[problem.op]
     plan = functools.partial(MlpPlan, problem, target=target)
-    if params["implementation"] == "xla":
+    if problem.params["implementation"] == "xla":
         return plan(XLA, AS_ASKED)
     if reason := _unfused_reason(problem):
         return plan(COMPOSED, reason)
@@ -199,16 +199,16 @@ def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
         and epilogue.is_sigmoid
         and experts.has_up
         and not experts.has_biases
-        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) <= TILES_IN_PLACE
     )
 
 
-def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
-    """Plans a `packed_mlp`, which is bound where kernels compute it."""
-    problem: MlpProblem[MlpOperands] = _problem("packed_mlp", avals, params)
-    operands, implementation = problem.operands, params["implementation"]
+def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
+    """Plans an MLP of packed matrices, which kernels compute."""
+    operands, params = problem.operands, problem.params
     plans = tuple(
-        plan_packed_product(product, target, implementation) for product in operands.packed_products
+        plan_packed_product(product, target, params["implementation"])
+        for product in operands.packed_products
     )
     return MlpPlan(
         problem,
@@ -358,9 +358,14 @@ FUSIONS = {
 }
 
 
-def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    return MlpProblem(op, params["tree"].unflatten(shapes), params)
+def planner(op: str, plan_of: Callable[[Any, Target], MlpPlan] = plan_mlp) -> Planner:
+    """Returns the planner of the primitive of that name."""
+
+    def plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+        return plan_of(MlpProblem(op, params["tree"].unflatten(shapes), params), target)
+
+    return plan
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}

@@ -62,7 +62,7 @@ def _names(tree) -> list[str]:
     return list(named(tree.unflatten(range(tree.num_leaves))))
 
 
-def _with_one_bias(operands, params, split):
+def with_one_bias(operands, params, split):
     """Returns a device's operands: only one term of a sum over hidden features adds the bias."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
@@ -97,7 +97,7 @@ GATED = Op(
     operand_ranks=None,
     targets=(call.GATED_TARGET, call.FEW_ROWS_TARGET),
     avals=_gated_avals,
-    planner=functools.partial(plan.plan_mlp, "gated_ragged_dot"),
+    planner=plan.planner("gated_ragged_dot"),
     planned=OPTIONS,
     call=call.gated,
     reference=_of_leaves(reference.gated_ragged_dot),
@@ -118,12 +118,12 @@ BIASED = Op(
     operand_ranks=None,
     targets=(call.FEW_ROWS_TARGET,),
     avals=_biased_aval,
-    planner=functools.partial(plan.plan_mlp, "biased_ragged_dot"),
+    planner=plan.planner("biased_ragged_dot"),
     planned=OPTIONS,
     call=call.biased,
     reference=_of_leaves(reference.biased_ragged_dot),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
-    localizer=_with_one_bias,
+    localizer=with_one_bias,
 )
 
 
@@ -143,7 +143,7 @@ GATED_TRANSPOSE = Op(
     operand_ranks=None,
     targets=(call.GATED_TRANSPOSE_TARGET,),
     avals=_gated_transpose_avals,
-    planner=functools.partial(plan.plan_mlp, "gated_ragged_dot_transpose"),
+    planner=plan.planner("gated_ragged_dot_transpose"),
     planned=OPTIONS,
     call=call.gated_transpose,
     reference=_of_leaves(reference.gated_ragged_dot_transpose),
@@ -166,7 +166,7 @@ PAIRED = Op(
     operand_ranks=None,
     targets=(call.PAIRED_TARGET,),
     avals=_paired_aval,
-    planner=functools.partial(plan.plan_mlp, "paired_ragged_dot"),
+    planner=plan.planner("paired_ragged_dot"),
     planned=OPTIONS,
     call=call.paired,
     reference=_of_leaves(reference.paired_ragged_dot),
@@ -186,7 +186,7 @@ PAIRED_WEIGHTS = Op(
     operand_ranks=None,
     targets=(call.PAIRED_WEIGHTS_TARGET,),
     avals=_paired_weights_avals,
-    planner=functools.partial(plan.plan_mlp, "paired_weight_gradients"),
+    planner=plan.planner("paired_weight_gradients"),
     planned=OPTIONS,
     call=call.paired_weights,
     reference=_of_leaves(reference.paired_weight_gradients),
@@ -209,12 +209,12 @@ TANGENT = Op(
     operand_ranks=None,
     targets=(),
     avals=_tangent_aval,
-    planner=functools.partial(plan.plan_mlp, "ragged_mlp_tangent"),
+    planner=plan.planner("ragged_mlp_tangent"),
     planned=OPTIONS,
     composed=_of_leaves(reference.ragged_mlp_tangent),
     reference=_of_leaves(reference.ragged_mlp_tangent),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
-    localizer=_with_one_bias,
+    localizer=with_one_bias,
 )
 
 

@@ -52,7 +52,8 @@ class MlpProblem(Generic[Operands]):
             for name, x in every.items()
             if name not in ("sizes", "offset", "inverse")
         )
-        return f"{self.op} {', '.join(operands)}, {every['sizes'].shape[0]} groups"
+        groups = every["sizes"].shape[0] if "sizes" in every else self.params["num_experts"]
+        return f"{self.op} {', '.join(operands)}, {groups} groups"
 
 
 def unsuitable_operands(problem: MlpProblem, kernel: Kernel) -> str:

@@ -148,7 +148,7 @@ PACKED_KERNELS = (
     _decoding(
         tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.FEW_ROWS_BLOCKS,
-        rhs=("mxfp4",),
+        rhs=("mxfp4", "int4"),
         most_rows=24,
     ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
