@@ -92,14 +92,15 @@ def layers_decode() -> str:
 
 def layers_packed() -> str:
     names = dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed"))
-    formats = ("mxfp4", "int4")
+    formats = ("mxfp4", "int4", "int8")
     rows = []
     for name in names:
         found = [case("layers_packed", f"{name}/{format}") for format in formats]
         times = [microseconds(found[0], peer) for peer in ("bf16", "dequantised", "ours")]
         layer, _, tokens = name.rpartition("_")
-        rows.append([f"`{layer}`, {tokens}", *times, microseconds(found[1])])
-    header = ["layer, tokens", "bfloat16", "MXFP4, dequantised in each call", "MXFP4", "int4"]
+        rows.append([f"`{layer}`, {tokens}", *times, *map(microseconds, found[1:])])
+    header = ["layer, tokens", "bfloat16", "MXFP4, dequantised in each call"]
+    header += ["MXFP4", "int4", "int8"]
     return table([*header[:1], *(f"{x}, us" for x in header[1:])], rows)
 
 

@@ -168,7 +168,6 @@ def test_experts_of_any_integers(dtype):
         (dict(format="mxfp4", dtype=F32), {}),
         (dict(format="mxfp4"), dict(batch_invariant=True)),
     ],
-    ids=str,
 )
 def test_layers_that_sort_before(change, options):
     found = plans(*operands(**change), **options)
