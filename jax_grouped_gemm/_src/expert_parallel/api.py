@@ -101,13 +101,13 @@ def expert_parallel_mlp(
       buffer_factor: None drops nothing. A number is the room for rows on a device, as a multiple of
         the rows of balanced experts. Rows beyond it are dropped and counted in `overflow`. A device
         drops the rows of its last experts first, and an expert drops the rows of its last tokens.
-        With "all_gather" tokens are in the order of devices, but with "ppermute" a device's own
-        tokens come first.
+        With "all_gather" the tokens of all devices are in the order of the devices. If `combine` is
+        "ppermute", a device's own tokens come first instead.
       combine: how partial results travel to the device that adds them up. "all_to_all" is one
         collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
-        fixed order, and rounded once. The transpose of this collective gathers the tokens, so
-        gradients of tokens are added up in the same way. "auto" is "ppermute" for two devices and
-        with `overlap`, and "all_to_all" otherwise.
+        fixed order, and rounded once. The transpose of this collective gathers the tokens. In the
+        backward pass, the collective itself therefore adds up the gradients of tokens. "auto" is
+        "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
         one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
