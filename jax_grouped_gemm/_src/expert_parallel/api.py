@@ -76,7 +76,7 @@ def expert_parallel_mlp(
     row travels to its expert and back. That sends less data if tokens choose fewer experts than
     there are devices. Each device moves and multiplies only rows of its own experts. No row is
     dropped, and the host never waits: buffers have room for the worst case, and kernels do not read
-    their unused end and only write zeros there.
+    the unused end of a buffer, but write zeros to it.
 
     If tokens are replicated along a mesh axis of the layer (their type does not vary over it), they
     are not gathered along that axis, and a `psum` adds up the results along it.
@@ -114,11 +114,11 @@ def expert_parallel_mlp(
         requests from XLA. With NCCL's kernels no difference was measured.
       save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
         devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
-        tokens again and multiplies them by wi_0 and wi_1 again; it keeps no gate and up either,
-        which may have N times as many rows as on one device. "auto" is "rows" if copying tokens to
-        rows again would take more than 1 % of a step and buffers have room for at most twice the
-        rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
-        recipe.
+        tokens again and multiplies them by wi_0 and wi_1 again; gate and up are not kept either.
+        They may have N times as many rows as in a layer on one device. "auto" is "rows" if copying
+        tokens to rows again would take more than 1 % of a step and buffers have room for at most
+        twice the rows of balanced experts. It is "x" in all other cases, and always with several
+        chunks or a recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
         NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
         FP8 have no limit.
