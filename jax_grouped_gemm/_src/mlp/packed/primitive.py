@@ -119,7 +119,7 @@ def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
         for i in jax.tree.leaves(place):
             of_matrix = isinstance(place, QuantizedArray)
             spec = own_letters(i, operands[i]) if of_matrix else [*letters[name]]
-            whole += spec if spec != ["m"] else []
+            whole += [letter for letter in spec if letter != "m"]
             specs.append(spec)
     return Dims.of(*specs, to="mD", whole=whole)
 
