@@ -305,6 +305,24 @@ def test_what_is_split(name, kind, rng):
     assert sums == ([(T, D)] if name == "hidden columns" else [])
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "of",
+    [dict(format="mxfp4"), dict(format="int4", zero_points=True), dict(format="int8")],
+    ids=str,
+)
+def test_packed_matrices_over_a_mesh(of, kind, rng):
+    """Five tokens, which no axis divides: XLA splits the operation itself."""
+    x, logits, *weights = operands(rng)
+    matrices = [jgg.quantize(w, **of) for w in weights[:3]]
+    given = [x[:5], logits[:5], *matrices, *weights[3:]]
+    mesh = mesh_of(EIGHT, kind)
+    with entered(mesh):
+        everywhere = jax.device_put(given, jax.NamedSharding(mesh, P()))
+        assert_same(decoded(layer, *everywhere), decoded(layer, *given), CLOSE)
+        assert_same(sorted_before(layer, *everywhere), decoded(layer, *given), CLOSE)
+
+
 @FORMATS
 def test_devices_with_their_own_experts(format, rng):
     x, logits, *weights = operands(rng, format)
