@@ -106,6 +106,16 @@ def test_no_row_of_experts_that_are_elsewhere(rng):
     assert not np.asarray(y, np.float32)[::3].any() and np.asarray(y, np.float32).any()
 
 
+@pytest.mark.parametrize("offset", [2, np.int64(2)], ids=["int", "numpy"])
+def test_an_offset_that_is_a_number(offset, rng):
+    x, logits, *weights = operands(rng)
+    local = [w[2:5] for w in weights]
+    of_number = functools.partial(layer, group_offset=offset)
+    y = decoded(of_number, x, logits, *local)
+    assert_same(y, decoded(functools.partial(layer, group_offset=jnp.int32(2)), x, logits, *local))
+    assert_same(y, sorted_before(of_number, x, logits, *local))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])
 def test_experts_of_any_integers(dtype, rng):
     x, logits, *weights = operands(rng)
