@@ -56,8 +56,8 @@ def quantize_params(
 
     For layers without a recipe, pass a format in place of the recipe. The weights are then frozen,
     and each is a `jax_grouped_gemm.QuantizedArray`. Layers then do not read wi_0, wi_1 and wo, so
-    "params" need not contain them. The collection may also be written by hand, from a checkpoint:
-    `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` at the place of the layer.
+    "params" need not contain them. The collection may also be written by hand, from a checkpoint.
+    Under the path of a layer it then has `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}`.
 
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
@@ -127,7 +127,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def compute_params(self) -> Any:
-        """The parameters to differentiate a loss by, see `optim.Optimizer.compute_params`."""
+        """The parameters to pass to `jax.grad`, see `optim.Optimizer.compute_params`."""
         return self.tx.compute_params(self.params)
 
     def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:

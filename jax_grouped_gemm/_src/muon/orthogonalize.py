@@ -79,9 +79,10 @@ def orthogonalize(
         number of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
         shorter one.
       restarts: for "gram", increasing step numbers after which the iteration computes new Gram
-        matrices from the matrices. In 16 bits they are at most three steps apart. None restarts
-        after every second step, except that it is (3,) for five steps. (3,) is as accurate as
-        "standard"; (2,) is as fast as (3,) and several times less accurate.
+        matrices from the matrices. In 16 bits they may be at most three steps apart. None means
+        every second step, but if the number of steps is odd the first restart is after three steps.
+        With five steps this is (3,), which is as accurate as "standard"; (2,) is as fast and
+        several times less accurate.
       scale: a factor of the results, one number or one for each entry of `matrices`.
       preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
         first step, so that this step starts with larger singular values.

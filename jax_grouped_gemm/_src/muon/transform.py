@@ -65,10 +65,11 @@ def scale_by_muon(
       preconditioning: "frobenius" or "schatten", see `orthogonalize`. Optax's "spectral" and "aol"
         are not offered.
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
-        of them, a prefix of the parameters' tree; or a function of the parameters that returns
-        one. None means the last two axes.
-      shardings: a tree of `NamedSharding`s or None, a prefix of the parameters' tree, for matrices
-        whose rows or columns are split over auto axes of a mesh. See `orthogonalize`.
+        of them whose structure is a prefix of the parameters'; or a function of the parameters that
+        returns such a tree. None means the last two axes.
+      shardings: for matrices whose rows or columns are split over auto axes of a mesh: a tree of
+        `NamedSharding`s or None, whose structure is a prefix of the parameters'. See
+        `orthogonalize`.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -180,8 +181,9 @@ def muon(
         `scale_by_muon`; `eps`, `mu_dtype` and `nesterov` for AdamW too.
       weight_decay: the parameters times this are added to an orthogonalised update, before the
         learning rate. Needs `params` in `update`.
-      weight_decay_mask: tree of booleans, a prefix of the parameters' tree, or a function of the
-        parameters that returns one, for the matrices that decay. None means all.
+      weight_decay_mask: says which matrices decay: a tree of booleans whose structure is a prefix
+        of the parameters', or a function of the parameters that returns such a tree. None means
+        all.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay: options of AdamW.
       adam_learning_rate: as `learning_rate`, for AdamW; None means the same.
       muon_weight_dimension_numbers: as for `scale_by_muon`, where None for a leaf gives it AdamW.

@@ -74,8 +74,8 @@ class Optimizer:
     Attributes:
       rule: how weights change.
       recipe: recipe of the layers.
-      select: a function of the names of a leaf, a tuple, and of the leaf. It returns whether the
-        leaf is quantised. Other leaves are updated in the same step.
+      select: a function of two arguments: the path of a leaf (a tuple of names) and the leaf. It
+        returns whether the leaf is quantised. Other leaves are updated in the same step.
       max_norm: if given, gradients are scaled down to this global norm, as
         `optax.clip_by_global_norm` does.
       skip_nonfinite: whether a step changes nothing if a gradient is infinite or NaN.
@@ -120,7 +120,7 @@ class Optimizer:
         return self._quantized(params, params if state is None else _masters(params, state.master))
 
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-        """Returns `params` with the quantised leaves in `dtype`, to differentiate a loss by.
+        """Returns `params` for `jax.grad`, with the leaves that are quantised in `dtype`.
 
         Gradients of these leaves then have 16 bits too, so the step reads fewer bytes. Layers read
         the quantised weights, so XLA removes the unused casts.
@@ -276,8 +276,8 @@ def adamw(
       mu_dtype: dtype of the mean of gradients, float32 (None) or bfloat16.
       weight_decay: a number or a function of the number of earlier steps; float32 weights times
         this and the learning rate are subtracted.
-      mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
-        that returns one, for the leaves that decay. None means all.
+      mask: says which leaves decay: a tree of booleans whose structure is a prefix of the
+        parameters', or a function of the parameters that returns such a tree. None means all.
       nesterov: whether to look ahead by one gradient.
       recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
       select: the leaves to quantise, see `Optimizer`. By default leaves named wi_0, wi_1 and wo

@@ -74,11 +74,11 @@ class Optimizer(nnx.Module):
         self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
 
     def compute_model(self, model: nnx.Module) -> Any:
-        """Returns a copy of `model` to differentiate a loss by, with 16-bit gradients of experts.
+        """Returns a copy of `model` for `nnx.grad`, which then gives 16-bit gradients of experts.
 
         The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
         layers themselves do. XLA removes the casts, since layers read the quantised weights.
-        If the loss changes the copy, such as statistics in it, `model` stays as it was.
+        If the loss changes the copy, such as its statistics, `model` stays as it was.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
