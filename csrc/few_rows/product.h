@@ -19,6 +19,7 @@ inline Product product_of(mlp::GatedArguments const& a) {
   product.kept_gate = a.gate;
   product.kept_up = a.up;
   product.has_activation = a.has_activation;
+  product.has_up = a.has_up();
   product.activation = mlp::GeneralFunction(a.activation);
   product.groups = a.groups;
   product.k = a.k;

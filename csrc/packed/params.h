@@ -12,7 +12,9 @@ struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   Groups of;
-  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
+  // Of the kernel for few rows.
+  int columns;              // of gate and of up
+  float* partial_sums;      // [blocks, 16 x 128]
   uint32_t* announcements;  // [blocks]
 
   // Records of a matrix along either dimension.
@@ -30,7 +32,9 @@ inline Params make_params(Arguments const& a) {
   static_cast<few_rows::Product&>(params) = few_rows::product_of(a.product);
   params.gate = a.gate;
   params.up = a.up;
+  params.has_up = a.product.has_activation && a.up.values != nullptr;
   params.of = groups_of(a.group_size, a.gate);
+  params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;
   return params;

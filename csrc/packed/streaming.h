@@ -25,11 +25,12 @@ constexpr int kStreamingBlocks = 2;  // of a multiprocessor
 // Named barriers: of both teams, whose sums meet in shared memory, and of the first team alone.
 enum TeamBarrier : int { kSumsThere = 1, kSumsTaken = 2, kFirstTeam = 3 };
 
-template <Format kFormat, bool kHasUp>
+// A tile has two strips, of one matrix or of gate and up, as `few_rows::has_up` says.
+template <Format kFormat>
 struct StreamingConfig
-    : StageConfig<kFormat, kHasUp, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat),
-                  /*kStrips=*/2> {
-  using Base = StageConfig<kFormat, kHasUp, 16, 16 / bits_of(kFormat), 2>;
+    : StageConfig<kFormat, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat), /*kStrips=*/2> {
+  using Base = StageConfig<kFormat, 16, 16 / bits_of(kFormat), 2>;
+  static constexpr int kTileN = Base::kStrips * kSide;
   static constexpr bool kSortsPairs = true;
   static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
   static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
@@ -240,7 +241,7 @@ struct StreamingRoles {
     GroupSizes const groups = few_rows::read_groups(params, shared.sorted);
     auto const schedule_of = [&](int cluster, int clusters) {
       return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
-                             EvenAssignment>(groups, params.n, params.k, cluster, clusters);
+                             EvenAssignment>(groups, params.columns, params.k, cluster, clusters);
     };
     sm90::schedule_pieces<Config>(schedule_of, shared, rank);
   }
