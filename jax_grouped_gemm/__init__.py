@@ -144,8 +144,8 @@ __all__ = [
 EXPORT_DISABLED_CHECKS = _export_disabled_checks()
 """Pass to `jax.export.export(..., disabled_checks=)` to export programs that call the kernels.
 
-A target's name ends in the version of its operands and attributes, so an exported program runs
-wherever that version of the target is registered.
+The name of a custom call ends in the version of its operands and attributes, so an exported program
+runs wherever that version of the custom call is registered.
 """
 
 

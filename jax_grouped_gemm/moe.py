@@ -35,6 +35,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
@@ -244,7 +245,9 @@ def dropless_mlp(
     check_shapes("dropless_mlp", x, routing, gate, up, down, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, gate, up, down)
     experts = ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
-    whole = experts, group_offset, quantized
+    # A Python number is an offset as well, which functions of the caller get as an array.
+    offset = None if group_offset is None else jnp.asarray(group_offset)
+    whole = experts, offset, quantized
     experts_of = functools.partial(
         Experts,
         "dropless_mlp",

@@ -19,9 +19,9 @@ __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
 }
 
 // Counts the pairs of each group, and sorts them by group, then by number: a pair comes after those
-// with smaller keys. By a warp that brings rows, and has none to bring yet. In the code of the warp
-// that schedules, a cold instruction cache made each launch up to 2 us longer, also where nothing
-// is sorted.
+// with smaller keys. One of the warps that bring rows calls this before it knows any rows. If the
+// warp that schedules had this code, each launch would take up to 2 us longer with a cold
+// instruction cache, also if nothing is sorted.
 __device__ inline void sort_pairs(Product const& params, Groups& shared) {
   if (params.pairs.groups == nullptr) return;
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;

@@ -133,7 +133,8 @@ ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int
   return launched(rows::dispatch_rows(a, stream), "dispatch_rows");
 }
 
-// What sums and dot products of the rows of pairs have in common, in a call of so many batches.
+// Checks and arguments that sums and dot products of the rows of pairs share, in a call of so many
+// batches.
 template <class Arguments>
 Arguments arguments_of_pairs(RowsCall& call, int batches, ffi::AnyBuffer const& y,
                              Int32 const& row_of_pair) {

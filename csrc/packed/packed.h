@@ -44,7 +44,7 @@ struct Arguments {
   Matrices gate;
   Matrices up;  // without values if there are none
   int tile_m;   // of the kernel for more rows: kFewRows, not of int8, or kManyRows
-  // Of the kernel for few rows: partial sums.
+  // Partial sums of the kernel for few rows.
   void* workspace;
   int64_t workspace_bytes;
 };

@@ -62,8 +62,10 @@ class Dims:
     blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, *operands: str, to: str | Sequence[str], whole: str = "") -> Dims:
-        """Dimensions that are one character each."""
+    def of(
+        cls, *operands: Sequence[str], to: str | Sequence[str], whole: Sequence[str] = ""
+    ) -> Dims:
+        """Dimensions that are one character each, or an element each of a list."""
         results = (to,) if isinstance(to, str) else to
         return cls(tuple(map(tuple, operands)), tuple(map(tuple, results)), frozenset(whole))
 
@@ -180,6 +182,11 @@ def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
         tuple(named[count:]),
         frozenset(letter for x in named for letter in x),
     )
+
+
+def own_letters(number: int, operand: Any) -> list[str]:
+    """Returns letters for the dimensions of operand `number` that no other operand has."""
+    return [f"of{number}_{axis}" for axis in range(operand.ndim)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -261,7 +261,8 @@ class Plan(Generic[P]):
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for others.
-        With few rows a group, 3 or 6 equally accurate products of bfloat16 parts replace these.
+        With few rows a group, products of bfloat16 parts replace these: 3 instead of 1, 6 instead
+        of 3.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.

@@ -83,8 +83,8 @@ def use_tiles(
       forward: the configuration of all products that are called: `ragged_dot`,
         `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
         `fp8_ragged_dot`.
-      dgrad: the configuration of the cotangents of their first operands.
-      wgrad: the configuration of the cotangents of their second operands, and of
+      dgrad: the configuration of the cotangents of these products' first operands.
+      wgrad: the configuration of the cotangents of these products' second operands, and of
         `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for

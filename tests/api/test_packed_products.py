@@ -130,6 +130,21 @@ def test_whatever_is_split(rng, kind, splits):
         same(jax.jit(jgg.ragged_dot)(x, packed, SIZES), want)
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "int8"])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_mlps_whose_rows_are_split(rng, kind, name):
+    """Each device computes its own rows, and nothing is gathered."""
+    packed, x = mlp_weights(rng, name), rows(rng)
+    want = jax.jit(jgg.ragged_mlp)(x, *packed, SIZES)
+    mesh = jax.make_mesh((2,), ("i",), (kind,))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(x, NamedSharding(mesh, P("i")))
+        whole = jax.device_put((*packed, SIZES), NamedSharding(mesh, P()))
+        compiled = jax.jit(jgg.ragged_mlp).lower(split, *whole).compile()
+        same(compiled(split, *whole), want)
+    assert "all-gather" not in compiled.as_text()
+
+
 def test_layers_whose_tokens_are_split(rng):
     packed = mlp_weights(rng, "int8")
     x = rows(rng, 32, EMBED)

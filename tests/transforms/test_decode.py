@@ -106,6 +106,16 @@ def test_no_row_of_experts_that_are_elsewhere(rng):
     assert not np.asarray(y, np.float32)[::3].any() and np.asarray(y, np.float32).any()
 
 
+@pytest.mark.parametrize("offset", [2, np.int64(2)], ids=["int", "numpy"])
+def test_an_offset_that_is_a_number(offset, rng):
+    x, logits, *weights = operands(rng)
+    local = [w[2:5] for w in weights]
+    of_number = functools.partial(layer, group_offset=offset)
+    y = decoded(of_number, x, logits, *local)
+    assert_same(y, decoded(functools.partial(layer, group_offset=jnp.int32(2)), x, logits, *local))
+    assert_same(y, sorted_before(of_number, x, logits, *local))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])
 def test_experts_of_any_integers(dtype, rng):
     x, logits, *weights = operands(rng)
@@ -303,6 +313,24 @@ def test_what_is_split(name, kind, rng):
     sums = [shape for travelling, shape in collectives(compiled) if travelling == SUM]
     # Each device multiplies its columns of the hidden layer, and one of them adds the bias.
     assert sums == ([(T, D)] if name == "hidden columns" else [])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "of",
+    [dict(format="mxfp4"), dict(format="int4", zero_points=True), dict(format="int8")],
+    ids=str,
+)
+def test_packed_matrices_over_a_mesh(of, kind, rng):
+    """Five tokens, which no axis divides: XLA splits the operation itself."""
+    x, logits, *weights = operands(rng)
+    matrices = [jgg.quantize(w, **of) for w in weights[:3]]
+    given = [x[:5], logits[:5], *matrices, *weights[3:]]
+    mesh = mesh_of(EIGHT, kind)
+    with entered(mesh):
+        everywhere = jax.device_put(given, jax.NamedSharding(mesh, P()))
+        assert_same(decoded(layer, *everywhere), decoded(layer, *given), CLOSE)
+        assert_same(sorted_before(layer, *everywhere), decoded(layer, *given), CLOSE)
 
 
 @FORMATS

@@ -26,8 +26,7 @@
 
 namespace jgg::sm90 {
 
-// Launches of one workspace have at most 528 announcements under way. If the table is full, an
-// announcement waits for a free entry.
+// At most 128 kernels run on a device at a time, each with fewer than 300 announcements under way.
 constexpr uint32_t kAnnouncements = 1 << 16;
 
 // Each translation unit has its own table, because it does not see the kernels of other units.

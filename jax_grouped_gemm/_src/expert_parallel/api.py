@@ -76,7 +76,7 @@ def expert_parallel_mlp(
     row travels to its expert and back. That sends less data if tokens choose fewer experts than
     there are devices. Each device moves and multiplies only rows of its own experts. No row is
     dropped, and the host never waits: buffers have room for the worst case, and kernels do not read
-    their unused end and only write zeros there.
+    the unused end of a buffer, but write zeros to it.
 
     If tokens are replicated along a mesh axis of the layer (their type does not vary over it), they
     are not gathered along that axis, and a `psum` adds up the results along it.
@@ -101,24 +101,24 @@ def expert_parallel_mlp(
       buffer_factor: None drops nothing. A number is the room for rows on a device, as a multiple of
         the rows of balanced experts. Rows beyond it are dropped and counted in `overflow`. A device
         drops the rows of its last experts first, and an expert drops the rows of its last tokens.
-        With "all_gather" tokens are in the order of devices, but with "ppermute" a device's own
-        tokens come first.
+        With "all_gather" the tokens of all devices are in the order of the devices. If `combine` is
+        "ppermute", a device's own tokens come first instead.
       combine: how partial results travel to the device that adds them up. "all_to_all" is one
         collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
-        fixed order, and rounded once. The transpose of this collective gathers the tokens, so
-        gradients of tokens are added up in the same way. "auto" is "ppermute" for two devices and
-        with `overlap`, and "all_to_all" otherwise.
+        fixed order, and rounded once. The transpose of this collective gathers the tokens. In the
+        backward pass, the collective itself therefore adds up the gradients of tokens. "auto" is
+        "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
         one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
         requests from XLA. With NCCL's kernels no difference was measured.
       save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
         devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
-        tokens again and multiplies them by wi_0 and wi_1 again; it keeps no gate and up either,
-        which may have N times as many rows as on one device. "auto" is "rows" if copying tokens to
-        rows again would take more than 1 % of a step and buffers have room for at most twice the
-        rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
-        recipe.
+        tokens again and multiplies them by wi_0 and wi_1 again; gate and up are not kept either.
+        They may have N times as many rows as in a layer on one device. "auto" is "rows" if copying
+        tokens to rows again would take more than 1 % of a step and buffers have room for at most
+        twice the rows of balanced experts. It is "x" in all other cases, and always with several
+        chunks or a recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
         NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
         FP8 have no limit.

@@ -37,10 +37,10 @@ class Recipe:
       gradient_dtype: FP8 dtype of the result's cotangent. The range of e4m3 suffices, because each
         block has a scale; e5m2 has more range within a block.
       scaling: which elements share a scale in the forward product and dgrad. The only choice is
-        "blockwise": blocks of 1 x 128 of rows and 128 x 128 of weights. wgrad in FP8 has blocks of
-        1 x 128 along the rows of a group. In the wgrad of layers, tokens and the gradient of the
-        layer's result have one scale for each column instead. Such a scale covers all tokens,
-        including tokens without an expert on this device.
+        "blockwise": blocks of 1 x 128 of rows and 128 x 128 of weights. In an FP8 wgrad,
+        128 rows of one column in a group share a scale. In the wgrad of layers, tokens and the
+        gradient of the layer's result have one scale for each column instead. Such a scale covers
+        all tokens, including tokens without an expert on this device.
       power_of_two_scales: rounds scales up to powers of two.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.

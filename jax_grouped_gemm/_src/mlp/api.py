@@ -100,8 +100,8 @@ def ragged_mlp(
         the named ones only. If a function closes over traced values, which get gradients too, the
         layer is composed of ragged products.
       precision: precision of the products, see `ragged_dot`.
-      group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
-        `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
+      group_offset: integer scalar or [1], possibly traced: the matrices of index i belong to the
+        group `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
       recipe: computes the products in FP8. The MLP then has first derivatives in reverse mode only.

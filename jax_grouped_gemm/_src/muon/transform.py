@@ -164,10 +164,10 @@ def muon(
     """Muon for matrices and AdamW for other leaves, with the arguments of `optax.contrib.muon`.
 
     A leaf [..., in, out] of two or more dimensions is a kernel that multiplies from the right, as
-    in Flax, or a stack of them, such as the experts of a layer or the layers of a scan. Its update
-    is its mean gradient orthogonalised, times sqrt(max(1, out / in)). Leaves of fewer dimensions
-    get AdamW. `muon_weight_dimension_numbers` says which axes of other kernels are a matrix, and
-    which leaves get AdamW: embeddings and output heads should.
+    in Flax, or a stack of them, such as the experts of a layer or the layers of a scan. The update
+    of a matrix is its orthogonalised mean gradient, times sqrt(max(1, out / in)). Leaves of fewer
+    dimensions get AdamW. `muon_weight_dimension_numbers` says which axes of other kernels are a
+    matrix, and which leaves get AdamW. Choose AdamW for embeddings and output heads.
 
     With ``dtype=jnp.float32`` and float32 parameters the updates are those of `optax.contrib.muon`,
     except for stacks of matrices, which get AdamW from Optax unless they have dimension numbers.

@@ -41,8 +41,9 @@ def quantize(
         y = jgg.ragged_dot(x, q, group_sizes)
 
     Matrices are quantised one after the other, so temporary memory is for one matrix only. Call
-    it once, when weights are loaded, not inside a training or decoding step. Numbers are rounded
-    to the nearest, ties to even. A block, group or column with an infinity or NaN becomes NaN.
+    `quantize` once, when weights are loaded, not inside a training or decoding step. Numbers are
+    rounded to the nearest, ties to even. A block, group or column with an infinity or NaN becomes
+    NaN.
 
     | format | a weight is | one scale for | scale |
     |---|---|---|---|

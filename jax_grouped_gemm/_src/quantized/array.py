@@ -34,7 +34,7 @@ class QuantizedArray:
     """Matrices [..., k, n] in a quantised format: a pytree of their arrays.
 
     `quantize` and `from_codes` make one, and `checkpoints` reads them from files. All arrays have
-    the same leading dimensions. So `jax.lax.scan`, `jax.vmap`, slices of the experts and
+    the same leading dimensions. Therefore `jax.lax.scan`, `jax.vmap`, slices of the experts and
     `jax.shard_map` over these dimensions work as for an array of weights.
 
     Attributes:

@@ -105,8 +105,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     """How the products of a list run on a device of compute capability 9.0.
 
     `tile` and `grid` are those of the first launch; `workspace_bytes` is the sum over all launches.
-    `utilization` is the share of the tensor cores' work that is useful. All multiprocessors
-    count as busy until the cluster with the most steps has ended.
+    `utilization` is the useful work, divided by the work that the tensor cores of all
+    multiprocessors could do until the cluster with the most steps has ended.
 
     Attributes:
       launches: a launch has at most `MAX_PROBLEMS` problems, whose operands have the same layout.

@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.mlp.primitive import Options, bind, with_one_bias
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.mlp.rows import combine
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.partition import Dims, own_letters
 from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.rows.permutation import permute_rows
@@ -88,14 +88,12 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 
 def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
     """Names dimensions: hidden columns and columns of the result are split, of arrays."""
-    others = iter("abcdefhijlmnpqrstuvwxyz")
-    whole, specs = "TDkgoU", []
+    whole, specs = [*"TDkgoU"], []
     for name, place in named(tree.unflatten(range(tree.num_leaves))).items():
         for i in jax.tree.leaves(place):
-            spec = LETTERS[name]
+            spec = [*LETTERS[name]]
             if isinstance(place, QuantizedArray):
-                spec = "".join(next(others) for _ in operands[i].shape)
-                whole += spec
+                whole += (spec := own_letters(i, operands[i]))
             specs.append(spec)
     return Dims.of(*specs, to="TY", whole=whole)
 

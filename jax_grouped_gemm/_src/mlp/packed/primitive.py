@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.mlp.operands import MlpOperands, named
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.partition import Dims, own_letters
 from jax_grouped_gemm._src.quantized import call
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
@@ -111,17 +111,15 @@ def _reference(
 def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
     """Names dimensions: only rows are split, without tokens. Packed matrices are gathered."""
     given = named(tree.unflatten(range(tree.num_leaves)))
-    others = iter("acdefghijlnpqrstuvwxyz")
-    whole, specs = "KDFGTok", []
+    whole, specs = [*"KDFGTok"], []
     letters = LETTERS | (OF_ROWS if "rows" in given else {})
     if "rows" in given:
         whole += "m"
     for name, place in given.items():
-        of_matrix = isinstance(place, QuantizedArray)
-        places = jax.tree.leaves(place) if of_matrix else [place]
-        for i in places:
-            spec = "".join(next(others) for _ in operands[i].shape) if of_matrix else letters[name]
-            whole += spec if spec != "m" else ""
+        for i in jax.tree.leaves(place):
+            of_matrix = isinstance(place, QuantizedArray)
+            spec = own_letters(i, operands[i]) if of_matrix else [*letters[name]]
+            whole += [letter for letter in spec if letter != "m"]
             specs.append(spec)
     return Dims.of(*specs, to="mD", whole=whole)
 
