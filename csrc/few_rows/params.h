@@ -29,6 +29,7 @@ struct Product {
   GroupSizes groups;
   int k;
   int n;
+  int columns;  // of gate and of up
   mlp::Pairs pairs;
 
   // `order` has the pairs of rows if the kernel sorts them, which it can with `kSorts`.
@@ -81,10 +82,11 @@ __device__ int tile_columns(Product const& params) {
 }
 
 struct Params : Product {
-  CUtensorMap gate;
-  CUtensorMap up;
+  CUtensorMap matrices;  // of gate, if there is one
+  // Of a stage's second half: of up, or of the same matrices.
+  CUtensorMap second_matrices;
+  int second_column;  // less the column of the first half
   sm90::LoadHint hint;
-  int up_column;  // of `up`, the first
 };
 
 }  // namespace jgg::few_rows

@@ -24,6 +24,7 @@ inline Product product_of(mlp::GatedArguments const& a) {
   product.groups = a.groups;
   product.k = a.k;
   product.n = a.n;
+  product.columns = product.has_up ? 2 * a.n : a.n;
   product.pairs = a.pairs;
   return product;
 }

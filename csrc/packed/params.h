@@ -12,9 +12,7 @@ struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   Groups of;
-  // Of the kernel for few rows.
-  int columns;              // of gate and of up
-  float* partial_sums;      // [blocks, 16 x 128]
+  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
   uint32_t* announcements;  // [blocks]
 
   // Records of a matrix along either dimension.

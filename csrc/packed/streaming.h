@@ -164,8 +164,11 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   using Partials = packed::Partials<Config>;
   int const thread = threadIdx.x % kTeamThreads;
   bool const stores = team == 0 && work.partials != kHandsOver;
-  Epilogue<Config> const epilogue(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
-                                  shared.sorted.order);
+  // Made where it is used: its columns would take registers from the product.
+  auto const epilogue = [&] {
+    return Epilogue<Config>(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
+                            shared.sorted.order);
+  };
   Partials const partials(params);
   few_rows::Sums<kBlocks> sums = {}, next = {};
   Terms<kBlocks> terms;
@@ -175,7 +178,7 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums,
                             [&] {
                               if (!kEarly || !stores) return;
-                              terms = epilogue.template read<kBlocks>();
+                              terms = epilogue().template read<kBlocks>();
                               if (work.partials == 0) return;
                               shared.partials_there.wait(0);
                               partials.add(work.slot, next);
@@ -203,8 +206,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
     shared.partials_there.wait(0);
   }
   for (int i = kEarly; i < work.partials; ++i) partials.add(work.slot + i, sums);
-  if constexpr (!kEarly) terms = epilogue.template read<kBlocks>();
-  epilogue.store(sums, terms);
+  if constexpr (!kEarly) terms = epilogue().template read<kBlocks>();
+  epilogue().store(sums, terms);
 }
 
 template <class Config_>
