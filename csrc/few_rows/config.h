@@ -35,22 +35,20 @@ struct Groups {
 };
 static_assert(mlp::Pairs::kMostGroups <= kGroupsAtOnce);
 
-// One stage has 64 of K of 128 columns: those of one matrix, or 64 of gate and the same of up.
-template <class Element_, int kTileM_, bool kHasUp_>
+// One stage has 64 of K of 128 columns: of one matrix, or 64 of gate and the same of up.
+template <class Element_, int kTileM_>
 struct Config {
   using Element = Element_;
   static constexpr int kTileM = kTileM_;
-  static constexpr bool kHasUp = kHasUp_;
   static constexpr int kBoxColumns = kRowBytes / sizeof(Element);
   static constexpr int kBoxes = 2;
-  static constexpr int kTileN = kHasUp ? kBoxColumns : kBoxes * kBoxColumns;  // of the result
+  static constexpr int kTileN = kBoxes * kBoxColumns;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = 1;
   static constexpr bool kSortsPairs = true;
 
-  // A warp's columns of the result: from one run of 16 to the next, and how many.
-  static constexpr int kNextRun = 16;
-  static constexpr int kWarpColumns = kHasUp ? kNextRun : 2 * kNextRun;
+  static constexpr int kNextRun =
+      16;  // from a warp's first run of columns of one matrix to the second
 
   static constexpr int kBoxBytes = kTileK * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;

@@ -25,18 +25,21 @@ class Epilogue {
   // Finds the columns that each lane of the warp has, in the order of the accumulators. The warp's
   // first one is column `first` of the tile.
   __device__ Epilogue(Product const& params, WorkTile const& work, int first, int const* order)
-      : params_(params), work_(work), order_(order), column_(work.n + first + lane_column()) {}
+      : params_(params),
+        work_(work),
+        order_(order),
+        column_(first_column<Config>(params, work) + first + lane_column()) {}
 
   // Column i of 2 of a run.
   __device__ int column(int run, int i) const {
-    return column_ + (Config::kHasUp ? 0 : run * Config::kNextRun) + 8 * i;
+    return column_ + (has_up() ? 0 : run * Config::kNextRun) + 8 * i;
   }
 
   __device__ void read_biases(float (&biases)[2][2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       biases[i / 2][i % 2] =
-          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+          bias(has_up() && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
     }
   }
 
@@ -61,7 +64,7 @@ class Epilogue {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll 1
-      for (int i = 0; i < (Config::kHasUp ? 4 : 8); ++i) {
+      for (int i = 0; i < (has_up() ? 4 : 8); ++i) {
         int const odd = i % 2, high = i / 2 % 2, run = i / 4;
         int const row = row_of(block, odd);
         if (row >= rows()) continue;
@@ -69,16 +72,14 @@ class Epilogue {
         float const first = pick(sums[0][block], i % 4), second = pick(sums[1][block], i % 4);
         float const bias = high ? terms.bias[0][1] : terms.bias[0][0];
         float const second_bias = high ? terms.bias[1][1] : terms.bias[1][0];
-        if constexpr (Config::kHasUp) {
-          store_one(row, column(0, high), weight, first, bias, second, second_bias);
-        } else {
-          store_one(row, column(run, high), weight, run ? second : first, run ? second_bias : bias);
-        }
+        store_one(row, column(run, high), weight, run ? second : first, run ? second_bias : bias,
+                  second, second_bias);
       }
     }
   }
 
  protected:
+  __device__ bool has_up() const { return few_rows::has_up<Config>(params_); }
   __device__ int rows() const { return work_.extent - work_.m; }
   __device__ int first_row() const { return work_.begin + work_.m; }
   __device__ Product const& params() const { return params_; }
@@ -99,7 +100,7 @@ class Epilogue {
   }
 
   __device__ void store_one(int row, int column, float weight, float gate, float gate_bias,
-                            float up = 0.0f, float up_bias = 0.0f) const {
+                            float up, float up_bias) const {
     if (column >= params_.n) return;
     int64_t const at =
         params_.template result_row<Config::kSortsPairs>(first_row() + row, order_) * params_.n +
@@ -111,16 +112,11 @@ class Epilogue {
     }
     Element const g = static_cast<Element>(gate + gate_bias);
     if (params_.kept_gate) static_cast<Element*>(params_.kept_gate)[at] = g;
-    if constexpr (Config::kHasUp) {
-      Element const u = static_cast<Element>(up + up_bias);
-      if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
-      mlp::Gated const a =
-          mlp::gated(params_.activation, static_cast<float>(g), static_cast<float>(u));
-      out[at] = static_cast<Element>(a.activation * a.up * weight);
-    } else {
-      mlp::Gated const a = mlp::gated(params_.activation, static_cast<float>(g), 0.0f);
-      out[at] = static_cast<Element>(a.activation * weight);
-    }
+    Element const u = static_cast<Element>(up + up_bias);
+    if (has_up() && params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
+    mlp::Gated const a =
+        mlp::gated(params_.activation, static_cast<float>(g), static_cast<float>(u));
+    out[at] = static_cast<Element>((has_up() ? a.activation * a.up : a.activation) * weight);
   }
 
   Product const& params_;
@@ -135,8 +131,9 @@ __device__ void store_zeros(Product const& params, WorkTile const& work, int thr
                             int const* order) {
   using Element = typename Config::Element;
   int const rows = min(work.extent - work.m, Config::kTileM);
-  for (int i = thread; i < rows * Config::kTileN; i += threads) {
-    int const row = i / Config::kTileN, column = work.n + i % Config::kTileN;
+  int const columns = tile_columns<Config>(params), first = first_column<Config>(params, work);
+  for (int i = thread; i < rows * columns; i += threads) {
+    int const row = i / columns, column = first + i % columns;
     if (column >= params.n) continue;
     int64_t const at =
         params.template result_row<Config::kSortsPairs>(work.begin + work.m + row, order) *

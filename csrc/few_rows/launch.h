@@ -18,7 +18,6 @@ template <class Config>
 cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
   using Element = typename Config::Element;
   static_cast<Product&>(params) = product_of(a);
-  params.up_column = a.is_concatenated ? a.n : 0;
   params.hint = sm90::LoadHint::kEvictFirst;
 
   auto const encode = [&](CUtensorMap& descriptor, void const* matrices) {
@@ -28,9 +27,11 @@ cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
     return sm90::encode_plain(&descriptor, view, a.groups.local_groups, a.k, columns,
                               Config::kTileK);
   };
-  cudaError_t const status = encode(params.gate, a.gate_weights);
-  if (status != cudaSuccess || !Config::kHasUp) return status;
-  return encode(params.up, a.is_concatenated ? a.gate_weights : a.up_weights);
+  cudaError_t const status = encode(params.matrices, a.gate_weights);
+  if (status != cudaSuccess) return status;
+  bool const has_another = a.has_up() && !a.is_concatenated;
+  params.second_column = has_another ? 0 : a.has_up() ? a.n : Config::kBoxColumns;
+  return encode(params.second_matrices, has_another ? a.up_weights : a.gate_weights);
 }
 
 template <class Config>
@@ -38,7 +39,8 @@ cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
   Params params{};
   if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
   int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups) + 1;
-  int64_t const units = std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(a.n, Config::kTileN);
+  int64_t const units =
+      std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(params.columns, Config::kTileN);
   return sm90::launch_persistent<FewRowsRoles<Config>>(params, units, a.max_sms, stream,
                                                        a.pairs.follow);
 }
@@ -50,12 +52,11 @@ namespace jgg::mlp {
 template <ElementType kType>
 cudaError_t few_rows(TileConfig config, GatedArguments const& arguments, cudaStream_t stream) {
   return with_constants(
-      [&](auto tile, auto has_up) {
-        using Element = sm90::Typed<kType>;
-        using Config = few_rows::Config<Element, decltype(tile)::kTileM, has_up.value>;
+      [&](auto tile) {
+        using Config = few_rows::Config<sm90::Typed<kType>, decltype(tile)::kTileM>;
         return few_rows::launch<Config>(arguments, stream);
       },
-      OneTileOf<few_rows::Tiles>{config}, Flag{arguments.has_up()});
+      OneTileOf<few_rows::Tiles>{config});
 }
 
 }  // namespace jgg::mlp

@@ -15,6 +15,7 @@ namespace jgg::few_rows {
 template <class Config>
 __device__ void load_matrices(Params const& params, SharedStorage<Config>& shared,
                               WorkTile const& work, sm90::StageIterator<Config::kStages>& stage) {
+  int const column = first_column<Config>(params, work);
   for (int step = 0; step < work.k_tiles; ++step, ++stage) {
     shared.empty[stage.stage].wait(stage.phase ^ 1);
     Barrier& full = shared.full[stage.stage];
@@ -22,10 +23,9 @@ __device__ void load_matrices(Params const& params, SharedStorage<Config>& share
     sm90::BoxLoader<1> const loader(full.address(), 0, params.hint);
     uint8_t* const to = shared.matrices[stage.stage];
     int const k = step * Config::kTileK;
-    loader.load(params.gate, to, 0, false, work.n, k, work.group);
-    loader.load(Config::kHasUp ? params.up : params.gate, to + Config::kBoxBytes, 1, false,
-                Config::kHasUp ? work.n + params.up_column : work.n + Config::kBoxColumns, k,
-                work.group);
+    loader.load(params.matrices, to, 0, false, column, k, work.group);
+    loader.load(params.second_matrices, to + Config::kBoxBytes, 1, false,
+                column + params.second_column, k, work.group);
   }
 }
 

@@ -49,12 +49,12 @@ struct Places {
   int column[2];  // of matrices, for the first 16 of K
   int row;        // of the first eight rows, for the first 32 of K
 
-  __device__ explicit Places(int warp) {
+  __device__ Places(int warp, bool has_up) {
     int const lane = threadIdx.x % kWarpSize, k = lane % 8 + lane / 16 * 8;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int const first = Config::kHasUp ? warp * kMmaColumns : (warp * 2 + i) % 4 * kMmaColumns;
-      int const box = Config::kHasUp ? i : warp / 2;
+      int const first = (has_up ? warp : (warp * 2 + i) % 4) * kMmaColumns;
+      int const box = has_up ? i : warp / 2;
       int const piece = first / 8 + lane / 8 % 2;
       column[i] = box * Config::kBoxBytes + k * kRowBytes + (piece ^ lane % 8) * 16;
     }

@@ -5,6 +5,7 @@
 
 #include "mlp/activation.h"
 #include "mlp/gated_ragged_dot.h"
+#include "scheduler/work_tile.h"
 #include "sm90/tma/load.h"
 
 namespace jgg::few_rows {
@@ -23,10 +24,12 @@ struct Product {
   void* kept_gate;
   void* kept_up;
   bool has_activation;
+  bool has_up;  // whether sums are of gate and up
   mlp::GeneralFunction activation;
   GroupSizes groups;
   int k;
   int n;
+  int columns;  // of gate and of up
   mlp::Pairs pairs;
 
   // `order` has the pairs of rows if the kernel sorts them, which it can with `kSorts`.
@@ -58,11 +61,32 @@ struct Product {
   }
 };
 
+// Whether sums are of gate and up. Kernels without `Config::kHasUp` do both kinds of products: the
+// two products of a layer then fetch the code of one kernel. Their tiles and `WorkTile::n` count
+// columns of gate and of up.
+template <class Config>
+__device__ bool has_up(Product const& params) {
+  if constexpr (requires { Config::kHasUp; }) return Config::kHasUp;
+  return params.has_up;
+}
+template <class Config>
+__device__ int first_column(Product const& params, WorkTile const& work) {
+  if constexpr (requires { Config::kHasUp; }) return work.n;
+  return params.has_up ? work.n / 2 : work.n;
+}
+// Columns of the result of a tile.
+template <class Config>
+__device__ int tile_columns(Product const& params) {
+  if constexpr (requires { Config::kHasUp; }) return Config::kTileN;
+  return params.has_up ? Config::kTileN / 2 : Config::kTileN;
+}
+
 struct Params : Product {
-  CUtensorMap gate;
-  CUtensorMap up;
+  CUtensorMap matrices;  // of gate, if there is one
+  // Of a stage's second half: of up, or of the same matrices.
+  CUtensorMap second_matrices;
+  int second_column;  // less the column of the first half
   sm90::LoadHint hint;
-  int up_column;  // of `up`, the first
 };
 
 }  // namespace jgg::few_rows

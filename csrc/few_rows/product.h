@@ -19,10 +19,12 @@ inline Product product_of(mlp::GatedArguments const& a) {
   product.kept_gate = a.gate;
   product.kept_up = a.up;
   product.has_activation = a.has_activation;
+  product.has_up = a.has_up();
   product.activation = mlp::GeneralFunction(a.activation);
   product.groups = a.groups;
   product.k = a.k;
   product.n = a.n;
+  product.columns = product.has_up ? 2 * a.n : a.n;
   product.pairs = a.pairs;
   return product;
 }

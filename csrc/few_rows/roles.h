@@ -19,7 +19,8 @@ __device__ void compute(Params const& params, SharedStorage<Config>& shared, Wor
     return store_zeros<Config>(params, work, threadIdx.x - kFirstConsumer * kWarpSize,
                                kConsumerWarps * kWarpSize, shared.groups.order);
   }
-  Epilogue<Config> const epilogue(params, work, warp * Config::kWarpColumns, shared.groups.order);
+  int const columns = tile_columns<Config>(params) / kConsumerWarps;
+  Epilogue<Config> const epilogue(params, work, warp * columns, shared.groups.order);
   with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
     auto const terms = epilogue.template read<blocks.value>();
     Sums<blocks.value> sums = {};
@@ -58,7 +59,7 @@ struct FewRowsRoles {
   __device__ static void schedule(Params const& params, Shared& shared, int) {
     GroupSizes const groups = read_groups(params, shared.groups);
     NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
-        groups, params.n, params.k);
+        groups, params.columns, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
@@ -72,7 +73,7 @@ struct FewRowsRoles {
 
   __device__ static void consume(Params const& params, Shared& shared, int) {
     int const warp = uniform(threadIdx.x / kWarpSize) - kFirstConsumer;
-    Places<Config> const places(warp);
+    Places<Config> const places(warp, params.has_up);
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       compute<Config>(params, shared, work, stage, places, warp);
     });

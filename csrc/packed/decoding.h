@@ -21,11 +21,12 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 
 // Two warps of a scheduler wait for each other's instructions more than they issue, so tiles of
 // fewer rows are for two blocks of a multiprocessor.
-template <Format kFormat, bool kHasUp, int kTileM>
-struct DecodingConfig
-    : StageConfig<kFormat, kHasUp, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
-                  /*kWholeVectors=*/true> {
-  using Base = StageConfig<kFormat, kHasUp, kTileM, 2, 2 * kConsumers, true>;
+template <Format kFormat, bool kHasUp_, int kTileM>
+struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
+                                    /*kWholeVectors=*/true> {
+  using Base = StageConfig<kFormat, kTileM, 2, 2 * kConsumers, true>;
+  static constexpr bool kHasUp = kHasUp_;
+  static constexpr int kTileN = Base::kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
   static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =

@@ -48,7 +48,7 @@ class Epilogue : protected few_rows::Epilogue<Config> {
     int64_t const before = int64_t(group_) * params_.strips() * kSide;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      Matrices const& matrices = Config::kHasUp && i / 2 ? params_.up : params_.gate;
+      Matrices const& matrices = this->has_up() && i / 2 ? params_.up : params_.gate;
       int const column = Base::column(i / 2, i % 2);
       if (column < params_.n)
         scales[i / 2][i % 2] = __ldg(matrices.channel_scales + before + column);

@@ -14,17 +14,14 @@ using sm90::kRowBytes;
 
 // The stages of all kernels: a few records of two strips, of 64 columns each, and as much of rows.
 // Strips are of gate and of up, or follow each other.
-template <Format kFormat_, bool kHasUp_, int kTileM_, int kRecords_, int kStrips_,
-          bool kWholeVectors_ = false>
+template <Format kFormat_, int kTileM_, int kRecords_, int kStrips_, bool kWholeVectors_ = false>
 struct StageConfig {
   using Element = cutlass::bfloat16_t;
   static constexpr Format kFormat = kFormat_;
-  static constexpr bool kHasUp = kHasUp_;
   static constexpr int kTileM = kTileM_;
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
-  static constexpr bool kWholeVectors = kWholeVectors_;              // rows have no other lengths
-  static constexpr int kTileN = kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
+  static constexpr bool kWholeVectors = kWholeVectors_;  // rows have no other lengths
   // What schedules count in. Groups of 128 do not cross it.
   static constexpr int kStepRecords = 2;
   static constexpr int kTileK = kStepRecords * kSide;
@@ -89,8 +86,10 @@ class Copier {
   __device__ Copier(Params const& params, Shared& shared, WorkTile const& work) {
     int const lane = threadIdx.x % kWarpSize;
     int const strip = lane % Config::kStrips, kind = lane / Config::kStrips;
-    int const at = work.n / kSide + (Config::kHasUp ? strip / 2 : strip);
-    Matrices const& matrices = Config::kHasUp && strip % 2 ? params.up : params.gate;
+    bool const has_up = few_rows::has_up<Config>(params);
+    int const at =
+        few_rows::first_column<Config>(params, work) / kSide + (has_up ? strip / 2 : strip);
+    Matrices const& matrices = has_up && strip % 2 ? params.up : params.gate;
     uint8_t const* base = matrices.values;
     void* to = shared.values[0][strip];
     unit_ = Config::kRecordBytes;

@@ -30,7 +30,9 @@ inline Params make_params(Arguments const& a) {
   static_cast<few_rows::Product&>(params) = few_rows::product_of(a.product);
   params.gate = a.gate;
   params.up = a.up;
+  params.has_up = a.product.has_activation && a.up.values != nullptr;
   params.of = groups_of(a.group_size, a.gate);
+  params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;
   return params;

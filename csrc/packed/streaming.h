@@ -25,11 +25,12 @@ constexpr int kStreamingBlocks = 2;  // of a multiprocessor
 // Named barriers: of both teams, whose sums meet in shared memory, and of the first team alone.
 enum TeamBarrier : int { kSumsThere = 1, kSumsTaken = 2, kFirstTeam = 3 };
 
-template <Format kFormat, bool kHasUp>
+// A tile has two strips, of one matrix or of gate and up, as `few_rows::has_up` says.
+template <Format kFormat>
 struct StreamingConfig
-    : StageConfig<kFormat, kHasUp, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat),
-                  /*kStrips=*/2> {
-  using Base = StageConfig<kFormat, kHasUp, 16, 16 / bits_of(kFormat), 2>;
+    : StageConfig<kFormat, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat), /*kStrips=*/2> {
+  using Base = StageConfig<kFormat, 16, 16 / bits_of(kFormat), 2>;
+  static constexpr int kTileN = Base::kStrips * kSide;
   static constexpr bool kSortsPairs = true;
   static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
   static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
@@ -163,8 +164,11 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   using Partials = packed::Partials<Config>;
   int const thread = threadIdx.x % kTeamThreads;
   bool const stores = team == 0 && work.partials != kHandsOver;
-  Epilogue<Config> const epilogue(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
-                                  shared.sorted.order);
+  // Made where it is used: its columns would take registers from the product.
+  auto const epilogue = [&] {
+    return Epilogue<Config>(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
+                            shared.sorted.order);
+  };
   Partials const partials(params);
   few_rows::Sums<kBlocks> sums = {}, next = {};
   Terms<kBlocks> terms;
@@ -174,7 +178,7 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums,
                             [&] {
                               if (!kEarly || !stores) return;
-                              terms = epilogue.template read<kBlocks>();
+                              terms = epilogue().template read<kBlocks>();
                               if (work.partials == 0) return;
                               shared.partials_there.wait(0);
                               partials.add(work.slot, next);
@@ -202,8 +206,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
     shared.partials_there.wait(0);
   }
   for (int i = kEarly; i < work.partials; ++i) partials.add(work.slot + i, sums);
-  if constexpr (!kEarly) terms = epilogue.template read<kBlocks>();
-  epilogue.store(sums, terms);
+  if constexpr (!kEarly) terms = epilogue().template read<kBlocks>();
+  epilogue().store(sums, terms);
 }
 
 template <class Config_>
@@ -240,7 +244,7 @@ struct StreamingRoles {
     GroupSizes const groups = few_rows::read_groups(params, shared.sorted);
     auto const schedule_of = [&](int cluster, int clusters) {
       return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
-                             EvenAssignment>(groups, params.n, params.k, cluster, clusters);
+                             EvenAssignment>(groups, params.columns, params.k, cluster, clusters);
     };
     sm90::schedule_pieces<Config>(schedule_of, shared, rank);
   }

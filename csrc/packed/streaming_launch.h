@@ -20,7 +20,7 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   GroupSizes const& groups = a.product.groups;
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
   int64_t const units = std::min<int64_t>(row_tiles, groups.rows) *
-                        ceil_div(a.product.n, Config::kTileN) *
+                        ceil_div(params.columns, Config::kTileN) *
                         ceil_div(a.product.k, Config::kTileK);
   return sm90::launch_persistent<StreamingRoles<Config>>(
       params, std::min(units, slots), a.product.max_sms, stream, a.product.pairs.follow);
@@ -28,10 +28,7 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
 
 template <Format kFormat>
 cudaError_t streamed(Arguments const& a, cudaStream_t stream) {
-  if (a.product.has_activation && a.up.values) {
-    return launch_streaming<StreamingConfig<kFormat, true>>(a, stream);
-  }
-  return launch_streaming<StreamingConfig<kFormat, false>>(a, stream);
+  return launch_streaming<StreamingConfig<kFormat>>(a, stream);
 }
 
 }  // namespace jgg::packed
