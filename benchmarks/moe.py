@@ -246,8 +246,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--retune", action="store_true", help="sweep again where the fastest are known")
 
 
-def complete(options: argparse.Namespace) -> None:
-    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+def complete(options: argparse.Namespace, known: dict[str, Layer] = LAYERS) -> None:
+    options.layers = [TINY] if options.dry_run else [known[name] for name in options.layers]
     if options.tokens:
         options.layers = [
             dataclasses.replace(layer, name=f"{layer.name}_{tokens}", tokens=tokens)

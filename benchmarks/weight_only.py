@@ -21,8 +21,10 @@ from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
-from benchmarks.moe import LAYERS, TINY, Layer, Problem
+from benchmarks.moe import TINY, Layer, Problem
 
+# Other commands run all layers of benchmarks.moe by default, so this one is here.
+LAYERS = layers.LAYERS | {"gptoss_120b": Layer("gptoss_120b", 8192, 2880, 2880, 128, 4)}
 FORMATS = ("mxfp4", "int4", "int8")
 TOKENS = (1, 16, 128, 512, 8192)
 
@@ -49,16 +51,11 @@ def peers(problem: Problem) -> list[Peer]:
         matrices = jax.lax.optimization_barrier(tuple(map(jgg.dequantize, packed)))
         return of_packed(arrays, matrices)
 
-    functions = dict(ours=of_packed, dequantised=dequantised, bf16=lambda arrays, _: layer(*arrays))
+    peer = functools.partial(JaxPeer, checked=True, part_of=layers.part_of)
     return [
-        JaxPeer(
-            name,
-            Role.OURS if name == "ours" else Role.VARIANT,
-            function,
-            checked=True,
-            part_of=layers.part_of,
-        )
-        for name, function in functions.items()
+        peer("ours", Role.OURS, of_packed),
+        peer("dequantised", Role.VARIANT, dequantised),
+        peer("bf16", Role.VARIANT, lambda arrays, _: layer(*arrays)),
     ]
 
 
@@ -86,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def complete(options: argparse.Namespace) -> None:
     if options.dry_run:
         options.tokens = [TINY.tokens]
-    layers.complete(options)
+    layers.complete(options, LAYERS)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

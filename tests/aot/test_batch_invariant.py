@@ -66,7 +66,7 @@ def test_layers_have_the_same_attributes_but_for_kernels_of_one_order():
         tokens: [call for call in every if call[3] is not None] for tokens, every in found.items()
     }
     assert of_products[1] == of_products[16] and of_products[129] == of_products[8192]
-    assert {call[0] for call in of_products[1]} == {"few_rows_dot"}
+    assert {call[0] for call in of_products[1]} == {"decode_mlp"}
     assert not any('"stream_k"' in call for every in of_products.values() for call in every)
 
 

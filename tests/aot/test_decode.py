@@ -88,9 +88,18 @@ def test_and_those_with_other_activations(activation, h200):
 
 
 def test_layers_that_no_kernel_sorts(h200):
-    for options in dict(batch_invariant=True), dict(apply_router_weight_on_input=True):
-        kernels = h200.compile(partial(layer, **options), *operands(16, *QWEN3)).kernels
+    clipped = dict(activation="swiglu_oai", batch_invariant=True)
+    for options, given in (
+        (dict(apply_router_weight_on_input=True), operands(16, *QWEN3)),
+        (clipped, operands(16, *GPT_OSS, biased=True)),
+    ):
+        kernels = h200.compile(partial(layer, **options), *given).kernels
         assert kernels["sort_by_expert"] == 1 and kernels["decode_mlp"] == 0, options
+
+
+def test_batch_invariant_layers_are_one_custom_call(h200):
+    program = h200.compile(partial(layer, batch_invariant=True), *operands(16, *QWEN3))
+    assert program.kernels == DECODED and program.opcodes <= aot.FREE
 
 
 def test_columns_of_a_device_that_no_kernel_takes(extension):

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.plans_as_users_get_them
 BF16, F32 = jnp.bfloat16, jnp.float32
 COUNTS = (1, 16, 129, 1024, 8192)
 SOME = (1, 129, 8192)
+FEW = (1, 4, 16, 129, 1024)
+"""Kernels sort up to 128 pairs of a token and an expert themselves: 16 tokens of 8 experts."""
 MANY = 8192
 WATCHED = 32
 """Rows whose bits are compared."""
@@ -109,6 +111,27 @@ def test_layers(name, rng):
     check_layer(rng, invariant(matrices), of_tokens, COUNTS)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "mixtral", "odd"])
+def test_layers_of_few_tokens(name, rng):
+    """Without gradients, kernels sort few tokens themselves."""
+    of_tokens, matrices = operands(rng, name)
+    layer = invariant(matrices, gradient=False)
+    for count, sorts in (16, True), (129, False):
+        plans = jgg.explain(layer, *(a[:count] for a in of_tokens)).plans
+        assert ("decode_mlp" in [plan.problem.op for plan in plans]) == sorts
+    check_layer(rng, layer, of_tokens, FEW)
+
+
+def test_layers_of_few_tokens_with_biases(rng):
+    """Kernels that sort add biases of gate and up, but not that of down."""
+    of_tokens, matrices = operands(rng, "gptoss")
+    d, f, e, _ = LAYERS["gptoss"]
+    *of_hidden, of_down = arrays(rng, (e, f), (e, f), (e, d))
+    for bo in (None, of_down):
+        options = dict(biases=(*of_hidden, bo), activation="swiglu_oai", gradient=False)
+        check_layer(rng, invariant(matrices, **options), of_tokens, FEW)
+
+
 def test_layers_with_biases(rng):
     of_tokens, matrices = operands(rng, "gptoss")
     d, f, e, _ = LAYERS["gptoss"]
@@ -121,7 +144,7 @@ def test_layers_with_biases(rng):
 def test_training_and_inference_agree(recipe, rng):
     of_tokens, matrices = operands(rng, "qwen3")
     layers = [invariant(matrices, gradient=g, recipe=recipe) for g in (False, True)]
-    for count in (16, 1024):
+    for count in (1, 16, 1024):
         (alone,), (trained, _) = (layer(*(a[:count] for a in of_tokens)) for layer in layers)
         assert_same(alone, trained, f"y of {count} tokens")
 
@@ -133,7 +156,7 @@ def test_layers_in_fp8(name, counts, rng):
 
 
 @pytest.mark.parametrize(
-    "format, counts", [("mxfp4", COUNTS), ("int4", (1, 1024)), ("int8", (1, 1024))]
+    "format, counts", [("mxfp4", COUNTS), ("int4", (1, 129, 1024)), ("int8", (1, 1024))]
 )
 def test_layers_of_packed_weights(format, counts, rng):
     of_tokens, matrices = operands(rng, "qwen3")

@@ -106,6 +106,76 @@ def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(q.dequantize()[0]))
 
 
+def every_code(rng, format):
+    """Every code with every exponent or zero point; other scales are zero, tiny, odd and large."""
+    rows, columns = np.mgrid[: 256 if format == "int8" else 64, :256]
+    some = np.array([0, 1, 3, -1.5, 2.0**-60, 1.2345e20])
+    if format == "int8":
+        codes = ((rows + columns) % 256 - 128).astype(np.int8)
+        return jgg.from_codes(codes[None], rng.choice(some, (1, 256)).astype(np.float32), format)
+    codes = ((rows + columns) % 16).astype(np.uint8)[None]
+    if format == "int4":
+        zeros = np.stack([columns[0] // 16, columns[0] // 16 ^ 15]).astype(np.uint8)[None]
+        scales = jnp.asarray(rng.choice(some, zeros.shape), BF16)
+        return jgg.from_codes(codes, scales, format, zero_points=zeros)
+    # The other group of a column has another exponent, near enough for bfloat16's subnormals.
+    exponents = np.stack([columns[0], np.maximum(columns[0] - 100, 0)]).astype(np.uint8)
+    return jgg.from_codes(codes, exponents[None], format)
+
+
+def on_cpu(q):
+    """bfloat16 [k, n] of one matrix, without a kernel."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        return np.asarray(jgg.dequantize(jax.device_get(q))[0])
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+def test_every_code(format, rng):
+    q = every_code(rng, format)
+    want, got = on_cpu(q), np.asarray(jax.jit(jgg.dequantize)(q)[0])
+    number = ~np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(got.view(np.uint16)[number], want.view(np.uint16)[number])
+    assert np.isnan(got.astype(np.float32)[~number]).all()
+    # A column with a NaN has no other results, because zeros times NaN are NaN.
+    want = np.where(number.all(axis=0), want.astype(np.float32), np.nan)
+    for schedule in MEAN_ROWS:
+        k = len(want)
+        sizes = np.zeros(groups_for(schedule, k)[0], np.int32)
+        sizes[0] = k
+        got = np.asarray(dot(jnp.eye(k, dtype=BF16), q, sizes, schedule=schedule), np.float32)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+@SCHEDULES
+def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
+    k, rows = 128, MEAN_ROWS[schedule]
+    q = packed(rng, (1, k, 200), format, {})
+    clean = rng.standard_normal((rows, k)).astype(np.float32)
+    x = clean.copy()
+    x[1, 5], x[3, 70], x[6, [8, 100]] = np.inf, np.nan, (np.inf, -np.inf)
+    got, expected = (
+        np.asarray(dot(jnp.asarray(a, BF16), q, [rows], schedule=schedule), np.float32)
+        for a in (x, clean)
+    )
+    with np.errstate(invalid="ignore"):
+        special = np.einsum("mk,kn->mn", x, exact(q)[0])[[1, 3, 6]]
+    np.testing.assert_array_equal(got[[1, 3, 6]], special)
+    others = np.delete(np.arange(rows), [1, 3, 6])
+    np.testing.assert_array_equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+@SCHEDULES
+def test_many_steps_and_many_rows(format, schedule, rng):
+    """Sums of 45 records, and groups of up to 1024 rows."""
+    rows = {"streamed": 8, "few": 16, "decoded": 512}[schedule]
+    q = packed(rng, (3, 2880, 264), format, {})
+    x = jnp.asarray(rng.standard_normal((3 * rows, 2880)), BF16)
+    sizes = [2 * rows, 0, rows]
+    check_sums(dot(x, q, sizes, schedule=schedule), x, q, sizes)
+
+
 @FORMATS
 @SCHEDULES
 def test_random_sizes(format, options, schedule, rng):

@@ -15,6 +15,7 @@ from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fallback import with_policy
+from jax_grouped_gemm._src.invariance import RULE
 from jax_grouped_gemm._src.mlp.decode import plan
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -155,7 +156,6 @@ def test_experts_of_any_integers(dtype):
     [
         ({}, dict(implementation="xla")),
         ({}, dict(implementation=jax.lax.ragged_dot)),
-        ({}, dict(batch_invariant=True)),
         ({}, dict(apply_router_weight_on_input=True)),
         ({}, dict(activation=jnp.tanh)),
         ({}, dict(precision="BF16_BF16_F32")),
@@ -172,6 +172,25 @@ def test_experts_of_any_integers(dtype):
 def test_layers_that_sort_before(change, options):
     found = plans(*operands(**change), **options)
     assert "decode_mlp" not in {plan.problem.op for plan in found}
+
+
+def test_batch_invariance_only_leaves_out_the_bias_of_down():
+    """XLA adds that bias to sorted rows. All else has the same bits as in kernels that sort."""
+    b0 = array(EXPERTS, HIDDEN)
+
+    def ops(*biases):
+        def biased(*given):
+            places = iter(given[7:])
+            of = tuple(None if b is None else next(places) for b in biases)
+            return layer(*given[:7], biases=of, batch_invariant=True)
+
+        given = *operands(), *(b for b in biases if b is not None)
+        return [found.problem.op for found in jgg.explain(biased, *given).plans]
+
+    (found,) = plans(*operands(), batch_invariant=True)
+    assert found.problem.op == "decode_mlp" and plan.SORTS in str(found) and RULE in str(found)
+    assert ops(None, None, None) == ops(b0, b0, None) == ["decode_mlp"]
+    assert "decode_mlp" not in ops(b0, b0, array(EXPERTS, EMBED))
 
 
 def test_rows_of_another_tile_are_sorted_before():
@@ -243,7 +262,9 @@ def test_reasons():
         found = reasoned(**change)
         assert (found.kernel.name, reason in found.reason) == ("composed", True), (change, found)
     with jgg.batch_invariant():
-        assert "batch invariance" in reasoned().reason
+        assert "batch invariance has other kernels" in reasoned(format="mxfp4").reason
+        assert "gate and up in one matrix" in reasoned(joined=True, hidden=40).reason
+        assert not reasoned().reason and not reasoned(joined=True).reason
     assert reasoned(joined=True).kernel.name == "few_rows_32x128"
     assert reasoned().kernel.name == "few_rows_32x128" and not reasoned().reason
 

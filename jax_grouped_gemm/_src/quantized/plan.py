@@ -136,12 +136,10 @@ _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
     runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
+    in_order=always,
 )
 _decoding_many = functools.partial(
-    # Batch invariance takes the first kernel that sums in order.
-    _decoding,
-    tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1),
-    in_order=always,
+    _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1)
 )
 PACKED_KERNELS = (
     _STREAMING,
@@ -164,16 +162,12 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel |
     Batch invariance takes a kernel wherever one can run, whatever the number of rows.
     """
     found = runnable(PACKED_KERNELS, problem, implementation)
-    if is_invariant(implementation):
-        return found[0] if found else None
-    return next(
-        (
-            kernel
-            for kernel in found
-            if problem.rows <= kernel.most_rows * problem.groups and not kernel.unless(problem)
-        ),
-        None,
+    paying = (
+        kernel
+        for kernel in found
+        if problem.rows <= kernel.most_rows * problem.groups and not kernel.unless(problem)
     )
+    return next(paying, found[-1] if found and is_invariant(implementation) else None)
 
 
 def dequantized_reason(
