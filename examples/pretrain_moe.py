@@ -267,6 +267,8 @@ def train(config: Config, options: argparse.Namespace, mesh: Mesh) -> list[float
     report.print()
     if options.curve is not None and report.losses:
         write_curve(options.curve, report.losses)
+    if options.output is not None and len(report.ends) > 3:
+        report.save(options.output, options.given)
     return list(report.losses.values())
 
 
@@ -305,6 +307,8 @@ def parser() -> argparse.ArgumentParser:
         "--save-every", type=int, help="steps between checkpoints; by default one at the end"
     )
     own.add_argument("--curve", type=Path, help="loss curve: .csv, and .png with Matplotlib")
+    own.add_argument("--output", type=Path, help="a record of at least four steps, as JSON")
+    own.add_argument("--commit", help="commit of the record, in a copy without git")
     own.add_argument("--profile", help="folder for a trace of the last three steps")
     own.add_argument("--devices", type=int, default=1, help="devices that divide the batch")
     own.add_argument(
@@ -317,7 +321,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:
     """Trains as the arguments say, and returns the losses of the steps."""
-    options = parser().parse_args(arguments)
+    own = parser()
+    options = own.parse_args(arguments)
+    options.given = {n: x for n, x in vars(options).items() if x != own.get_default(n)}
     config = PRESETS[options.preset]
     names = "layers", "scan", "learning_rate"
     given = dict(balanced=options.balanced) | {name: getattr(options, name) for name in names}

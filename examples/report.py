@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from benchmarks.harness import machine, results_file
 from examples.moe_model import Config
 
+# Options that do not tell one record of the model from another.
+OF_THE_RUN = ("preset", "steps", "seed", "commit", "curve", "checkpoints", "save_every", "profile")
 PEAK_TFLOPS = {"H100": 989, "H200": 989}  # dense, in bfloat16, of the SXM cards
 
 
@@ -57,12 +61,53 @@ class Report:
         if len(self.ends) > 3:
             print("\n".join(self._speed()))
 
-    def _speed(self) -> Iterator[str]:
-        config = self.config
+    def save(self, path: Path, given: Mapping[str, object]) -> None:
+        """Writes a record in the format of benchmarks/results, after at least four steps.
+
+        Args:
+          path: file to write.
+          given: options of the command line that are not the defaults.
+        """
+        flags = {name: _flag(name, value) for name, value in given.items() if name != "output"}
+        seconds, rate, tflops = self.speed()
+        kind = jax.devices()[0].device_kind
+        ours = {
+            "us": [1e6 * each for each in np.diff(self.ends)],  # of every step after the first
+            "median_us": 1e6 * seconds,
+            "tokens_per_second": rate,
+            "tflops": tflops,
+            "mfu": next((tflops / peak for x, peak in PEAK_TFLOPS.items() if x in kind), None),
+            "losses": list(self.losses.values()),
+        }
+        case = {
+            "case": " ".join(flag for name, flag in flags.items() if name not in OF_THE_RUN),
+            "op": "pretrain",
+            "shape": dataclasses.asdict(self.config) | {"dtype": np.dtype(self.config.dtype).name},
+            "devices": self.devices,
+            "tokens": self.tokens,
+            "peers": {"ours": {"status": "measured", **ours}},
+            "ratios": {},
+        }
+        record = {
+            "command": " ".join(["python -m examples.pretrain_moe", *flags.values()]),
+            "device": kind,
+            "commit": machine.commit(given.get("commit")),
+            "seed": given.get("seed", 0),
+            "machine": machine.versions(),
+            "cases": [case],
+            "summary": {},
+        }
+        results_file.save(record, path)
+
+    def speed(self) -> tuple[float, float, float]:
+        """Returns seconds a step, tokens a second, and TFLOP/s a device."""
         # The first steps compile and fill the queue.
-        seconds = statistics.median(np.diff(self.ends)[1:])
+        seconds = float(statistics.median(np.diff(self.ends)[1:]))
         rate = self.tokens / seconds
-        tflops = config.flops_per_token * rate / self.devices / 1e12
+        return seconds, rate, self.config.flops_per_token * rate / self.devices / 1e12
+
+    def _speed(self) -> Iterator[str]:
+        config, (seconds, rate, tflops) = self.config, self.speed()
         yield (
             f"{self.parameters:.3g} parameters; {config.active_parameters:.3g} are active a token, "
             "without embedding and head"
@@ -80,6 +125,14 @@ class Report:
         for name, peak in PEAK_TFLOPS.items():
             if name in kind:
                 yield f"MFU {tflops / peak:.1%} of {peak} TFLOP/s, {kind}'s peak in dense bfloat16"
+
+
+def _flag(name: str, value: object) -> str:
+    """Returns an option as it is written in a command."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    return f"--{option} {value}"
 
 
 def write_curve(path: Path, losses: dict[int, float]) -> None:

@@ -247,6 +247,36 @@ def test_kernels_of_unchanged_code(h200):
         assert sum(h200.compile(step, lhs, rhs, sizes).kernels.values()) == 2
 
 
+def test_kernels_of_an_unchanged_flax_layer(h200):
+    """A layer of a user's in Flax NNX, forward and backward, compiled for an H200."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Experts(nnx.Module):
+        def __init__(self, rngs):
+            weights = jax.random.normal(rngs.params(), (8, 512, 1024), jnp.bfloat16)
+            self.kernel = nnx.Param(weights)
+
+        def __call__(self, x, sizes):
+            return jax.lax.ragged_dot(x, self.kernel[...], sizes)
+
+    graph, params = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0))))
+    (kernel,), tree = jax.tree.flatten(params)
+    x = jax.ShapeDtypeStruct((4096, 512), jnp.bfloat16)
+    sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def step(kernel, x, sizes):
+        def loss(kernel, x):
+            layer = nnx.merge(graph, jax.tree.unflatten(tree, [kernel]))
+            return layer(x, sizes).sum(dtype=jnp.float32)
+
+        return jax.grad(loss, (0, 1))(kernel, x)
+
+    kernel = jax.ShapeDtypeStruct(kernel.shape, kernel.dtype)
+    assert not h200.compile(step, kernel, x, sizes).kernels
+    with adapters.replace_lax():
+        assert sum(h200.compile(step, kernel, x, sizes).kernels.values()) == 2
+
+
 class TestTokamax:
     def test_as_tokamax_calls_it(self, operands):
         lhs, rhs, sizes = operands

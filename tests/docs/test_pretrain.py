@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -55,6 +56,31 @@ def test_a_run_that_resumes_has_the_same_losses(options, straight, tmp_path, cap
     with (tmp_path / "curve.csv").open() as file:
         rows = [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     assert rows == list(enumerate(expected, start=1))
+
+
+def test_a_record_has_the_run_and_its_speed(tmp_path):
+    path = tmp_path / "record.json"
+    losses = run(5, "--no-scan", output=path, commit="abc1234", recipe="blockwise")
+    record = json.loads(path.read_text())
+    assert record["command"] == (
+        "python -m examples.pretrain_moe --no-scan --recipe blockwise --learning-rate 0.01 "
+        "--steps 5 --commit abc1234"
+    )
+    assert record["commit"] == "abc1234" and record["device"] == jax.devices()[0].device_kind
+    assert record["machine"]["packages"]["jax"] == jax.__version__
+    (case,) = record["cases"]
+    assert case["case"] == "--no-scan --recipe blockwise --learning-rate 0.01"
+    config, ours = moe_model.PRESETS["tiny"], case["peers"]["ours"]
+    assert case["shape"]["layers"] == config.layers
+    assert case["shape"]["dtype"] == "float32"
+    assert case["tokens"] == config.batch * config.length
+    np.testing.assert_allclose(ours["losses"], losses, rtol=1e-4)
+    # The times of steps 2 to 5, of which the first may include compilation.
+    assert len(ours["us"]) == 4 and ours["mfu"] is None
+    assert ours["median_us"] == sorted(ours["us"][1:])[1]
+    rate = case["tokens"] / ours["median_us"] * 1e6
+    np.testing.assert_allclose(ours["tokens_per_second"], rate, rtol=1e-4)
+    np.testing.assert_allclose(ours["tflops"], config.flops_per_token * rate / 1e12, rtol=1e-3)
 
 
 @pytest.mark.parametrize("flags", [("--no-scan",), ("--remat=layers",)], ids=" ".join)
