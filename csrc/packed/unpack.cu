@@ -22,7 +22,7 @@ struct UnpackParams {
   uint16_t* out;
   int k;
   int n;
-  quantize::TileGrid grid;  // tiles of kRecords records of a strip
+  quantize::TileGrid grid;  // of kRecords records of a strip. 2^31 of them would be 4 TB or more
 };
 
 // Two numbers of a column times its scale, rounded.
