@@ -6,6 +6,7 @@
 
 #include "dispatch.h"
 #include "packed/params.h"
+#include "quantize/format.h"
 
 namespace jgg::packed {
 namespace {
@@ -21,6 +22,7 @@ struct UnpackParams {
   uint16_t* out;
   int k;
   int n;
+  quantize::TileGrid grid;  // of kRecords records of a strip. 2^31 of them would be 4 TB or more
 };
 
 // Two numbers of a column times its scale, rounded.
@@ -36,10 +38,11 @@ __global__ void __launch_bounds__(kThreads)
     unpack_kernel(const __grid_constant__ UnpackParams params) {
   using Of = Record<kFormat>;
   __shared__ alignas(128) uint8_t lines[kRecords][kSide][kLineBytes];
-  int const strips = gridDim.y, records = (params.k + kSide - 1) / kSide;
-  int const first = blockIdx.x * kRecords, count = min(records - first, kRecords);
+  quantize::TileGrid::Place const place = params.grid.place();
+  int const records = (params.k + kSide - 1) / kSide;
+  int const first = place.across * kRecords, count = min(records - first, kRecords);
   int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  int64_t const strip = int64_t(blockIdx.z) * strips + blockIdx.y;
+  int64_t const strip = int64_t(place.matrix) * params.grid.down + place.down;
 
   int const shift = params.of.shift;
   int64_t const slots =
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
-  int const piece = thread % kPieces, column = blockIdx.y * kSide + piece * 8;
+  int const piece = thread % kPieces, column = place.down * kSide + piece * 8;
   bool const in_vectors = params.n % 8 == 0;
   if (column >= params.n) return;
   for (int line = thread / kPieces; line < count * kSide; line += kThreads / kPieces) {
@@ -92,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
     if (k >= params.k) return;
     uint4 const eight = *reinterpret_cast<uint4 const*>(
         &lines[line / kSide][line % kSide][(piece ^ line % 8) * 16]);
-    uint16_t* const to = params.out + (int64_t(blockIdx.z) * params.k + k) * params.n + column;
+    uint16_t* const to = params.out + (int64_t(place.matrix) * params.k + k) * params.n + column;
     if (in_vectors) {
       __stcs(reinterpret_cast<uint4*>(to), eight);
     } else {
@@ -108,12 +111,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
-  UnpackParams const params{a.packed, groups_of(a.group_size, a.packed),
-                            static_cast<uint16_t*>(a.out), a.k, a.n};
-  dim3 const grid(ceil_div(ceil_div(a.k, kSide), kRecords), ceil_div(a.n, kSide), a.matrices);
+  quantize::TileGrid const grid{unsigned(ceil_div(ceil_div(a.k, kSide), kRecords)),
+                                unsigned(ceil_div(a.n, kSide))};
+  UnpackParams const params{
+      a.packed, groups_of(a.group_size, a.packed), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
   return with_constants(
       [&](auto format) {
-        unpack_kernel<format.value><<<grid, kThreads, 0, stream>>>(params);
+        unpack_kernel<format.value><<<grid.blocks(a.matrices), kThreads, 0, stream>>>(params);
         return cudaGetLastError();
       },
       OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8>{a.format});

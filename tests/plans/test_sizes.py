@@ -11,10 +11,14 @@ import pytest
 from jax.core import ShapedArray
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8.quantize import plan as quantize_plan
 from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
 from jax_grouped_gemm._src.fp8.scaled import plan as scaled_plan
+from jax_grouped_gemm._src.optimizer import plan as optimizer_plan
+from jax_grouped_gemm._src.optimizer.problem import Layout
+from jax_grouped_gemm._src.plan import XLA
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.rows import plan as rows_plan
@@ -115,6 +119,41 @@ def update(function, k, dtype=BF16):
     return plan_of(partial(function, implementation="cuda"), *operands)
 
 
+def packed(*shape, format="int8"):
+    return jax.eval_shape(partial(jgg.quantize, format=format), jax.ShapeDtypeStruct(shape, BF16))
+
+
+def packed_product(m=8, k=64, n=64, g=1, format="int8"):
+    """The plan of the product: another comes before it if the matrices are dequantised."""
+    rows, sizes = (jax.ShapeDtypeStruct(*x) for x in (((m, k), BF16), ((g,), jnp.int32)))
+    return jgg.explain(jgg.ragged_dot, rows, packed(g, k, n, format=format), sizes).plans[-1]
+
+
+def unpacked(*shape, format="mxfp4"):
+    (plan,) = jgg.explain(jgg.dequantize, packed(*shape, format=format)).plans
+    return plan
+
+
+def layer_of_few_tokens(columns=128, hidden=128, make=lambda *x: jax.ShapeDtypeStruct(x, BF16)):
+    """The plan of the layer, or of its last product if kernels do not take the layer."""
+    tokens, experts, choices = 4, 8, 2
+    x = jax.ShapeDtypeStruct((tokens, columns), BF16)
+    logits, scores = (jax.ShapeDtypeStruct((tokens, n), F32) for n in (experts, choices))
+    chosen = jax.ShapeDtypeStruct((tokens, choices), jnp.int32)
+    wi, wo = make(experts, columns, hidden), make(experts, hidden, columns)
+    routing = moe.Routing(logits, chosen, scores)
+    return jgg.explain(moe.dropless_mlp, x, routing, wi, wi, wo).plans[-1]
+
+
+def optimizer_step(*shape):
+    layout = Layout(plain=True, transposed=False, copied=False, part=0, parts=1)
+    master = array(*shape, dtype=F32)
+    forms = layout.forms(master, jnp.dtype(E4M3))
+    operands = array(2, dtype=F32), master, master, *forms
+    params = dict(layout.params, power_of_two=False, implementation=None)
+    return optimizer_plan.plan_update("apply_and_quantize", operands, params, H200)
+
+
 PLANS = {
     "rows": lambda size: noncontracting(m=size),
     "k": lambda size: noncontracting(k=size),
@@ -162,17 +201,38 @@ PLANS = {
     "k of an update": lambda size: update(jgg.grouped_syrk, size),
     "k of two products": lambda size: update(jgg.grouped_syr2k, size // 2),
     "k of two products of float32": lambda size: update(jgg.grouped_syr2k, size // 2, F32),
+    "groups of streamed matrices": lambda size: packed_product(m=size, g=size),
+    "k of streamed matrices": lambda size: packed_product(k=size),
+    "rows of decoded matrices": lambda size: packed_product(m=size, g=size // 256, format="mxfp4"),
+    "n of decoded matrices": lambda size: packed_product(n=size),
+    "unpacked matrices": lambda size: unpacked(size, 64, 64),
+    "k of unpacked matrices": lambda size: unpacked(1, size, 64),
+    "n of unpacked matrices": lambda size: unpacked(1, 64, size, format="int4"),
+    "columns of few tokens": lambda size: layer_of_few_tokens(columns=size),
+    "hidden columns of few tokens": lambda size: layer_of_few_tokens(hidden=size),
+    "columns of few tokens, packed": lambda size: layer_of_few_tokens(columns=size, make=packed),
+    "updated matrices": lambda size: optimizer_step(size, 128, 128),
+    "rows of an updated matrix": lambda size: optimizer_step(size, 128),
+    "columns of an updated matrix": lambda size: optimizer_step(128, size),
 }
 # As many more rows as are a block, a batch of them, or what TMA addresses, of half of what counts.
 STEP = 256
+
+
+@pytest.mark.parametrize(
+    "name, schedule", [("streamed", "streamed"), ("decoded", "decoded"), ("few tokens", "few_rows")]
+)
+def test_large_sizes_keep_their_kernels(name, schedule):
+    plans = [PLANS[x](LARGEST_SIZE) for x in PLANS if name in x and "packed" not in x]
+    assert len(plans) == 2 and all(plan.kernel.schedule == schedule for plan in plans)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_largest_and_one_more(name):
     with jax.enable_x64(True):
         largest, larger = PLANS[name](LARGEST_SIZE), PLANS[name](LARGEST_SIZE + STEP)
-    assert largest.kernel_problem is not None, largest.reason
-    assert larger.kernel_problem is None
+    assert largest.kernel != XLA, largest.reason
+    assert larger.kernel == XLA
     assert "count to 2^29, got" in larger.reason
 
 

@@ -266,12 +266,12 @@ def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> Plan[DequantizeProblem]:
     """Returns the plan of one call of the primitive."""
-    packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
-    matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
-    problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
+    sizes = operands[0].shape[0], params["dtype"], sum(x.size * x.dtype.itemsize for x in operands)
+    problem = DequantizeProblem(params["format"], params["matrix"], *sizes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
     reason = format_reason([UNPACKING], problem)
-    reason = reason or sizes_reason(problem.op, operands, params["implementation"])
+    avals = *operands, jax.ShapeDtypeStruct(params["matrix"], params["dtype"])
+    reason = reason or sizes_reason(problem.op, avals, params["implementation"])
     if reason or not problem.bytes:
         return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
     return Plan(problem, UNPACKING, kernel_problem=problem, notes=notes)
