@@ -262,6 +262,25 @@ def test_quantised_matrices(shape, rng):
         np.testing.assert_array_equal(rows_of(scales.reshape(-1, 1), np.array([block])), scale)
 
 
+@pytest.mark.parametrize("count, columns", [(PAST_GRID + 4464, 64), (1, (PAST_GRID + 1) * 64)])
+@if_it_fits
+def test_unpacked_matrices(count, columns, rng):
+    """More matrices, or strips of 64 columns, than the kernel's grid has in a later dimension."""
+    base = random(rng, ROWS, 64)
+    x = copies(base, count * columns).reshape(count, columns, 64).swapaxes(1, 2)
+    places = sample(rng, max(count, columns))[:: NEAR // 8]
+    axis = 0 if count > 1 else 2
+    take = jax.jit(lambda x: jnp.take(x, places, axis=axis))
+    quantize = jax.jit(partial(jgg.quantize, format="mxfp4"))
+    q = quantize(x)
+    (plan,) = jgg.explain(jgg.dequantize, q).plans
+    assert plan.kernel.name == "unpack"
+    out = take(jax.jit(jgg.dequantize)(q))
+    # No kernel writes float32, and MXFP4 is exact in both.
+    want = jax.jit(partial(jgg.dequantize, dtype=F32))(quantize(take(x)))
+    np.testing.assert_array_equal(wide(out), wide(want))
+
+
 @if_it_fits
 def test_column_maxima(rng):
     size = PAST_GRID * 256 + 300

@@ -18,7 +18,7 @@ from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
 from jax_grouped_gemm._src.fp8.scaled import plan as scaled_plan
 from jax_grouped_gemm._src.optimizer import plan as optimizer_plan
 from jax_grouped_gemm._src.optimizer.problem import Layout
-from jax_grouped_gemm._src.plan import XLA
+from jax_grouped_gemm._src.plan import COMPOSED, XLA
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.rows import plan as rows_plan
@@ -231,8 +231,8 @@ def test_large_sizes_keep_their_kernels(name, schedule):
 def test_largest_and_one_more(name):
     with jax.enable_x64(True):
         largest, larger = PLANS[name](LARGEST_SIZE), PLANS[name](LARGEST_SIZE + STEP)
-    assert largest.kernel != XLA, largest.reason
-    assert larger.kernel == XLA
+    assert largest.kernel not in (XLA, COMPOSED), largest.reason
+    assert larger.kernel in (XLA, COMPOSED)
     assert "count to 2^29, got" in larger.reason
 
 
