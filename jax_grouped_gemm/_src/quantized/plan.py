@@ -105,6 +105,7 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
+SHORT_TILE_FORMATS = "mxfp4", "int4"
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
@@ -120,7 +121,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _FEW_ROWS_PLACES:
         return False
-    is_short = k <= 2048 and problem.format.name == "mxfp4"
+    is_short = k <= 2048 and problem.format.name in SHORT_TILE_FORMATS
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
@@ -146,7 +147,7 @@ PACKED_KERNELS = (
     _decoding(
         tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.FEW_ROWS_BLOCKS,
-        rhs=("mxfp4", "int4"),
+        rhs=SHORT_TILE_FORMATS,
         most_rows=24,
     ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
