@@ -47,8 +47,8 @@ struct Config {
   static constexpr int kCluster = 1;
   static constexpr bool kSortsPairs = true;
 
-  static constexpr int kNextRun =
-      16;  // from a warp's first run of columns of one matrix to the second
+  // From a warp's first run of columns to its second one, if both are of one matrix.
+  static constexpr int kNextRun = 16;
 
   static constexpr int kBoxBytes = kTileK * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;

@@ -83,7 +83,7 @@ __device__ int tile_columns(Product const& params) {
 
 struct Params : Product {
   CUtensorMap matrices;  // of gate, if there is one
-  // Of a stage's second half: of up, or of the same matrices.
+  // A stage's second half has columns of up, or further columns of the same matrices.
   CUtensorMap second_matrices;
   int second_column;  // less the column of the first half
   sm90::LoadHint hint;

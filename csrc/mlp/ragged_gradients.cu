@@ -82,13 +82,12 @@ struct Octets {
 template <ElementType kForward, ElementType kGradient, bool kIsPlain>
 __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function,
-                                     quantize::TileGrid grid, int tiles_per_cta,
-                                     bool power_of_two) {
+                                     TileGrid grid, int tiles_per_cta, bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   Projections const& p = arguments.projections;
   int pitch = p.pitch(), columns = p.columns;
-  quantize::TileGrid::Place const place = grid.place();
+  TileGrid::Place const place = grid.place();
   RowBlock const block =
       quantize::find_block(arguments.group_sizes, arguments.groups, p.rows, place.down);
   int column = place.across * tiles_per_cta * kScaleBlock;
@@ -243,7 +242,7 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
   // Gives each CTA the same number of tiles.
   int const ctas_across = ceil_div(p.blocks(), tiles_per_cta);
   tiles_per_cta = ceil_div(p.blocks(), ctas_across);
-  quantize::TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};
+  TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};
   GatedFunction const function(p.activation);
   return with_constants(
       [&](auto forward, auto gradient, auto plain) {

@@ -94,7 +94,7 @@ union Shared {
 // ones.
 template <class Rule, bool kAligned, int kBlocksOfMultiprocessor>
 __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
-    update_kernel(Rule rule, Weights weights, quantize::TileGrid grid) {
+    update_kernel(Rule rule, Weights weights, TileGrid grid) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   __shared__ unsigned warp_largest[kWarps];
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   if (!Rule::applies(scalars)) return;
 
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  quantize::TileGrid::Place const place = grid.place();
+  TileGrid::Place const place = grid.place();
   int const first_row = place.down * kScaleBlock, first_column = place.across * kScaleBlock;
   int const row = first_row + warp * kRowsOfWarp, column = first_column + lane * kQuartet;
   int64_t const row_of_all = int64_t{1} * place.matrix * weights.rows + row;
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
 
 template <class Rule>
 cudaError_t launch(Rule const& rule, Weights const& weights, cudaStream_t stream) {
-  quantize::TileGrid const grid{unsigned(quantize::blocks_of(weights.columns)),
-                                unsigned(quantize::blocks_of(weights.rows))};
+  TileGrid const grid{unsigned(quantize::blocks_of(weights.columns)),
+                      unsigned(quantize::blocks_of(weights.rows))};
   return with_constants(
       [&](auto aligned) {
         constexpr int kBlocks = Rule::blocks_of_multiprocessor(aligned.value);

@@ -6,7 +6,7 @@
 
 #include "dispatch.h"
 #include "packed/params.h"
-#include "quantize/format.h"
+#include "tile_grid.h"
 
 namespace jgg::packed {
 namespace {
@@ -22,7 +22,7 @@ struct UnpackParams {
   uint16_t* out;
   int k;
   int n;
-  quantize::TileGrid grid;  // of kRecords records of a strip. 2^31 of them would be 4 TB or more
+  TileGrid grid;  // of kRecords records of a strip. 2^31 of them would be 4 TB or more
 };
 
 // Two numbers of a column times its scale, rounded.
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
     unpack_kernel(const __grid_constant__ UnpackParams params) {
   using Of = Record<kFormat>;
   __shared__ alignas(128) uint8_t lines[kRecords][kSide][kLineBytes];
-  quantize::TileGrid::Place const place = params.grid.place();
+  TileGrid::Place const place = params.grid.place();
   int const records = (params.k + kSide - 1) / kSide;
   int const first = place.across * kRecords, count = min(records - first, kRecords);
   int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
-  quantize::TileGrid const grid{unsigned(ceil_div(ceil_div(a.k, kSide), kRecords)),
-                                unsigned(ceil_div(a.n, kSide))};
+  TileGrid const grid{unsigned(ceil_div(ceil_div(a.k, kSide), kRecords)),
+                      unsigned(ceil_div(a.n, kSide))};
   UnpackParams const params{
       a.packed, groups_of(a.group_size, a.packed), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
   return with_constants(

@@ -4,13 +4,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <type_traits>
 
 #include "dispatch.h"
 #include "quantize/quantize.h"
 #include "scheduler/ceil_div.h"
+#include "tile_grid.h"
 
 namespace jgg::quantize {
 
@@ -28,30 +27,5 @@ cudaError_t with_format(QuantizeFormat format, bool aligned, Function function) 
 }
 
 inline int blocks_of(int size) { return ceil_div(size, kScaleBlock); }
-
-// The tiles of matrices, a thread block each, or for some that are next to each other. All of them
-// are in the first dimension of the grid: the others end at 65535.
-struct TileGrid {
-  unsigned across;
-  unsigned down;
-
-  struct Place {
-    int matrix;
-    int down;
-    int across;
-  };
-
-  // Where there are more than a grid has, the launch says so.
-  dim3 blocks(int64_t matrices = 1) const {
-    return dim3(static_cast<unsigned>(std::min<int64_t>(matrices * down * across, UINT32_MAX)));
-  }
-
-  // The place of this thread block.
-  __device__ __forceinline__ Place place() const {
-    unsigned const row = blockIdx.x / across, matrix = row / down;
-    return {static_cast<int>(matrix), static_cast<int>(row - matrix * down),
-            static_cast<int>(blockIdx.x - row * across)};
-  }
-};
 
 }  // namespace jgg::quantize

@@ -104,7 +104,7 @@ def test_packed_weights_that_no_kernel_reads_for_many_rows():
     assert names(product(1, 100, 384, 8, rhs=q)) == ["streamed_16x128"]
 
 
-def test_so_have_layers_of_packed_weights():
+def test_layers_of_packed_weights_do_not_cut_sums():
     weights = [packed(8, 256, 384), packed(8, 256, 384), packed(8, 384, 256)]
     for tokens in COUNTS:
         found = layer(tokens, 256, 384, 8, 2, weights, batch_invariant=True)

@@ -105,7 +105,8 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-SHORT_TILE_FORMATS = "mxfp4", "int4"
+# Formats whose kernels have tiles of `call.FEW_ROWS` rows.
+_FEW_ROWS_FORMATS = "mxfp4", "int4"
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
@@ -121,7 +122,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _FEW_ROWS_PLACES:
         return False
-    is_short = k <= 2048 and problem.format.name in SHORT_TILE_FORMATS
+    is_short = k <= 2048 and problem.format.name in _FEW_ROWS_FORMATS
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
@@ -137,7 +138,7 @@ _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
     runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
-    in_order=always,
+    in_order=always,  # in tiles of any height alike
 )
 _decoding_many = functools.partial(
     _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1)
@@ -147,7 +148,7 @@ PACKED_KERNELS = (
     _decoding(
         tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.FEW_ROWS_BLOCKS,
-        rhs=SHORT_TILE_FORMATS,
+        rhs=_FEW_ROWS_FORMATS,
         most_rows=24,
     ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
@@ -267,12 +268,13 @@ def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> Plan[DequantizeProblem]:
     """Returns the plan of one call of the primitive."""
-    sizes = operands[0].shape[0], params["dtype"], sum(x.size * x.dtype.itemsize for x in operands)
-    problem = DequantizeProblem(params["format"], params["matrix"], *sizes, params["names"])
+    packed_bytes = sum(x.size * x.dtype.itemsize for x in operands)
+    matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
+    problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
     notes = (params["reason"],) if params["reason"] else ()
     reason = format_reason([UNPACKING], problem)
-    avals = *operands, jax.ShapeDtypeStruct(params["matrix"], params["dtype"])
-    reason = reason or sizes_reason(problem.op, avals, params["implementation"])
+    matrix = jax.ShapeDtypeStruct(params["matrix"], params["dtype"])
+    reason = reason or sizes_reason(problem.op, (*operands, matrix), params["implementation"])
     if reason or not problem.bytes:
         return Plan(problem, XLA, reason or "there is nothing to dequantise", notes=notes)
     return Plan(problem, UNPACKING, kernel_problem=problem, notes=notes)

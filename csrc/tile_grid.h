@@ -1,0 +1,34 @@
+// Grids of kernels that have a thread block for each tile of many matrices.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace jgg {
+
+// The tiles of matrices, a thread block each, or for some that are next to each other. All of them
+// are in the first dimension of the grid: the others end at 65535.
+struct TileGrid {
+  unsigned across;
+  unsigned down;
+
+  struct Place {
+    int matrix;
+    int down;
+    int across;
+  };
+
+  // Where there are more than a grid has, the launch says so.
+  dim3 blocks(int64_t matrices = 1) const {
+    return dim3(static_cast<unsigned>(std::min<int64_t>(matrices * down * across, UINT32_MAX)));
+  }
+
+  // The place of this thread block.
+  __device__ __forceinline__ Place place() const {
+    unsigned const row = blockIdx.x / across, matrix = row / down;
+    return {static_cast<int>(matrix), static_cast<int>(row - matrix * down),
+            static_cast<int>(blockIdx.x - row * across)};
+  }
+};
+
+}  // namespace jgg
