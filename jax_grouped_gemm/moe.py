@@ -213,6 +213,7 @@ def dropless_mlp(
         `jax_grouped_gemm.Recipe`. None computes the matmuls in the dtype of their operands.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
+        These must have values, because the layer reads them where it computes in bf16.
       token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
         under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
         Weights that are split are gathered. None takes all auto axes whose product divides that

@@ -55,6 +55,12 @@ def equal(found, wanted):
 
 
 @pytest.fixture
+def training_alone(monkeypatch):
+    """bf16 is faster where there is a backward pass, whatever the sizes are."""
+    monkeypatch.setattr(Choice, "seconds", lambda self, target=None: (2.0, 1.0, self.training))
+
+
+@pytest.fixture
 def forward_alone(monkeypatch):
     """bf16 is faster where there is no backward pass, whatever the sizes are."""
     monkeypatch.setattr(Choice, "seconds", lambda self, target=None: (2.0, 1.0, not self.training))
@@ -89,20 +95,61 @@ class TestLayers:
         equal(gradient(*operands, recipe=recipe), gradient(*operands))
 
     def test_what_is_asked_for_is_fp8(self, rng):
-        """Weights that are quantised already, a way to compute, or operands wider than bf16."""
+        """Weights that exist in FP8 only, a way to compute, or operands wider than bf16."""
         x, logits, matrices = operands = layer_operands(rng)
         quantized = jgg.quantize_mlp(*matrices, RECIPE)
         frozen = [jgg.quantize(w, "fp8_128x128", layout="rows") for w in matrices]
         gradient = jax.grad(loss)
-        assert multiplies_in_fp8(gradient, *operands, recipe=RECIPE, quantized=quantized)
-        assert multiplies_in_fp8(gradient, x, logits, frozen, recipe=RECIPE)
+        for function in (gradient, layer):
+            assert multiplies_in_fp8(function, x, logits, frozen, recipe=RECIPE)
+            assert choices(function, x, logits, frozen, recipe=RECIPE) == []
+        before = layer(x, logits, frozen, recipe=RECIPE, apply_router_weight_on_input=True)
+        assert jnp.abs(before).max() > 0  # nobody multiplied by values that do not exist
         for implementation in ("cuda", "xla"):
             options = dict(recipe=RECIPE, implementation=implementation)
             assert multiplies_in_fp8(gradient, *operands, **options)
+            assert multiplies_in_fp8(gradient, *operands, **options, quantized=quantized)
         wide = layer_operands(rng, F32)
         assert multiplies_in_fp8(gradient, *wide, recipe=RECIPE)
         mixed = wide[0], logits, matrices
         assert multiplies_in_fp8(gradient, *mixed, recipe=RECIPE)
+
+    def test_weights_quantised_before(self, rng):
+        """As without a recipe, bit for bit, if the matrices are given in bf16 too."""
+        operands = layer_operands(rng)
+        options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
+        for function in (layer, jax.value_and_grad(loss, (0, 1, 2))):
+            both = (2.0, 1.0, True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Choice, "seconds", lambda self, target=None, both=both: both)
+                equal(function(*operands, **options), function(*operands))
+                assert choices(function, *operands, **options) == ["training"]
+                assert not multiplies_in_fp8(function, *operands, **options)
+                wrong = options | dict(quantized=options["quantized"].wi)
+                with pytest.raises(TypeError, match="quantized must be a QuantizedMlp"):
+                    function(*operands, **wrong)
+
+    def test_weights_quantised_before_training(self, training_alone, rng):
+        """The forward pass alone is in FP8, and with gradients everything is in bf16."""
+        operands = layer_operands(rng)
+        options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
+        assert choices(layer, *operands, **options) == []
+        equal(layer(*operands, **options), layer(*operands, **options, implementation="xla"))
+        gradient = jax.value_and_grad(loss, (0, 1, 2))
+        assert choices(gradient, *operands, **options) == ["training"]
+        assert not multiplies_in_fp8(gradient, *operands, **options)
+        equal(gradient(*operands, **options), gradient(*operands))
+        remat = jax.value_and_grad(jax.checkpoint(lambda *x: loss(*x, **options)), (0, 1, 2))
+        equal(remat(*operands), gradient(*operands))
+
+    def test_weights_quantised_before_the_forward_pass(self, forward_alone, rng):
+        operands = layer_operands(rng)
+        options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
+        assert choices(layer, *operands, **options) == ["alone"]
+        equal(layer(*operands, **options), layer(*operands))
+        gradient = jax.grad(loss)
+        assert choices(gradient, *operands, **options) == []
+        assert multiplies_in_fp8(gradient, *operands, **options)
 
     def test_the_forward_pass_alone(self, forward_alone, rng):
         """bf16 without gradients, and FP8 with them, where the value is that of FP8."""

@@ -63,6 +63,49 @@ def test_plans(op, sizes, in_bf16):
         assert str(plan).count("\n") == 1 and str(sizes[2]) in str(plan)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "alone", "trained"),
+    [
+        ((5003, 1096, 520, 24, 3), True, True),
+        ((8192, 2048, 768, 128, 8), False, False),  # qwen3_30b
+        ((8192, 5120, 8192, 16, 1), False, False),
+        ((64, 2048, 768, 128, 8), False, False),
+        ((16384, 1096, 128, 128, 1), False, True),
+    ],
+    ids=str,
+)
+def test_weights_quantised_before(sizes, alone, trained):
+    """The quantiser of weights does not count, and a cast of the weights for bf16 does."""
+    experts = [jax.ShapeDtypeStruct(x.shape, BF16) for x in recipes.operands("recipe_layer", sizes)]
+    quantized = jax.eval_shape(jgg.quantize_mlp, *experts[3:6])
+    for op, in_bf16 in (("recipe_layer", alone), ("recipe_layer_step", trained)):
+        function = recipes.function(op, sizes, None)
+        given = *recipes.operands(op, sizes), quantized
+
+        def run(*operands, function=function):
+            return function(*operands[:-1], quantized=operands[-1])
+
+        plans = jgg.explain(run, *given).plans
+        found = [plan for plan in plans if plan.problem.op == CHOICE]
+        assert bool(found) == in_bf16
+        assert any("scaled" in plan.problem.op for plan in plans) != in_bf16
+        assert all("weights quantised before" in str(plan) for plan in found)
+        assert all("s in FP8" in plan.reason for plan in found)
+
+
+def test_costs_of_weights_quantised_before():
+    layer, dot = Layer(8, 4096, 2048, 1024, 512), Dot(8, 4096, 1024, 512)
+    for of, matrices in ((layer, 3), (dot, 1)):
+        (fp8, bf16), (fp8_given, bf16_given) = (
+            Choice(of, jgg.Recipe(), True, given).terms() for given in (False, True)
+        )
+        assert fp8["weights"] > 0 == fp8_given["weights"]
+        cast = 6 * matrices * 8 * 1024 * 512 / H200.rates.bandwidth
+        assert bf16_given["moved"] - bf16["moved"] == pytest.approx(cast)
+        same = ("rows", "gradients", "wave", "unaligned")
+        assert all(fp8[x] == fp8_given[x] and bf16[x] == bf16_given[x] for x in same)
+
+
 def test_random_sizes(rng):
     """A program has the choice that is predicted, and more rows never make bf16 better."""
     for number in range(12):
@@ -108,9 +151,10 @@ def test_products_take_the_time_of_bytes_or_of_products(rows, training):
 
 def test_what_is_not_left_to_plans():
     def chosen(**options):
-        given = dict(of=Dot(4, 32, 64, 64), recipe=jgg.Recipe(), dtypes=[BF16, BF16])
-        given |= dict(implementation=None, training=True)
-        return bf16_choice(**given | options)
+        given = dict(of=Dot(4, 32, 64, 64), recipe=jgg.Recipe(), training=True)
+        given |= dict(dtypes=[BF16, BF16], implementation=None) | options
+        how = given.pop("dtypes"), given.pop("implementation")
+        return bf16_choice(Choice(**given), *how)
 
     assert chosen()
     assert chosen(dtypes=[jnp.float16] * 2)

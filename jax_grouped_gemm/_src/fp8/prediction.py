@@ -2,9 +2,9 @@
 
 Products in FP8 take about half the time of products in 16 bits, but quantising operands takes time
 too. Quantising weights pays if experts have enough rows; quantising rows pays if matrices are large
-enough. XLA pads FP8 rows that are no multiple of 16 bytes before each product. So a recipe that
-quantises weights in the call computes in bf16 where that is predicted to be faster. The
-prediction for training differs from that for the forward pass alone.
+enough. XLA pads FP8 rows that are no multiple of 16 bytes before each product. So a recipe computes
+in bf16 where that is predicted to be faster. Predictions differ for training and for the forward
+pass alone, and for weights that are quantised in the call and before it.
 
 Times are sums, as in `_src/fallback.py`, with coefficients in the same file.
 """
@@ -38,6 +38,7 @@ class Cost:
 
     Attributes:
       target: the device.
+      given: whether weights are quantised before the call.
       launch: a microsecond for each kernel.
       rows, gradients: tensor-core time of products of rows, and of weight gradients.
       wave: a microsecond for each tile that a multiprocessor computes.
@@ -47,6 +48,7 @@ class Cost:
     """
 
     target: Target = H200
+    given: bool = False
     launch: float = 0.0
     rows: float = 0.0
     gradients: float = 0.0
@@ -57,7 +59,7 @@ class Cost:
 
     def terms(self) -> dict[str, float]:
         """The terms of `fallback.seconds`."""
-        return {x.name: getattr(self, x.name) for x in dataclasses.fields(self)[1:]}
+        return {x.name: getattr(self, x.name) for x in dataclasses.fields(self)[2:]}
 
     def move(self, num_bytes: float, launches: int = 1) -> None:
         """Adds kernels that move bytes."""
@@ -65,7 +67,9 @@ class Cost:
         self.launch += 1e-6 * launches
 
     def quantize_weights(self, g: int, k: int, n: int, bytes_each: int) -> None:
-        """Adds the quantiser of g matrices [k, n]."""
+        """Adds the quantiser of g matrices [k, n] if the call quantises them."""
+        if self.given:
+            return
         seconds = g * k * n * bytes_each / self.target.rates.bandwidth
         if k % TMA_ALIGNMENT_BYTES or n % SOURCE_ALIGNMENT:
             self.unaligned += seconds * BY_ELEMENTS
@@ -103,8 +107,9 @@ class Cost:
         return max(multiply_adds / rate, moved / target.rates.bandwidth)
 
 
-ONCE = 3
-"""Bytes moved to quantise an element of 16 bits."""
+ONCE, CAST = 3, 6
+"""Bytes moved to quantise an element of 16 bits, and to round one of float32 to 16 bits. Weights
+that are quantised before the call are usually such casts, which XLA removes where nobody reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,8 @@ class Dot:
                 cost.move(m * columns * (ONCE + (plain and wgrad)))
         if forward or dgrad:
             cost.quantize_weights(g, k, n, ONCE + (forward and dgrad))
+        if not forward or (training and not dgrad):
+            cost.move(CAST * cost.given * g * k * n, launches=cost.given)
         cost.multiply(g, m, k, n, 1 if forward else 2)
         if training:
             cost.multiply(g, m, n, k, 1 if dgrad else 2)
@@ -148,10 +155,7 @@ class Dot:
 
     def in_bf16(self, cost: Cost, *, training: bool) -> None:
         """Adds the parts of `ragged_dot`."""
-        cost.multiply(self.g, self.m, self.k, self.n, 2)
-        if training:
-            cost.multiply(self.g, self.m, self.n, self.k, 2)
-            cost.contract(self.g, self.m, self.k, self.n, 2)
+        self.in_fp8(Recipe("bf16", "bf16", "bf16"), cost, training=training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +223,8 @@ class Layer:
         """Adds the parts of a layer without a recipe."""
         g, m, d, f = self.g, self.m, self.embed, self.hidden
         both = self.projections * round_up(f, BLOCK)
+        casts = cost.given * (self.projections + self.has_down)
+        cost.move(CAST * casts * g * d * f, launches=casts)
         self._copy(cost)
         cost.multiply(g, m, d, both, 2)
         cost.move(2 * m * (f + both * training), launches=0)

@@ -45,12 +45,14 @@ class Recipe:
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
-    If a call quantises 16-bit weights itself, it may compute in bf16 instead. A layer or an
-    `fp8_ragged_dot` computes everything in bf16 if training is predicted to be slower in FP8. A
-    forward pass without gradients is computed in bf16 if either is predicted to be slower in FP8:
-    training, or the forward pass alone. `explain` says which precision is used. With weights that
-    are quantised already, or with an explicit `implementation`, everything is computed as the
-    recipe says.
+    A call with 16-bit operands may compute in bf16 instead. A layer or an `fp8_ragged_dot` computes
+    everything in bf16 if training is predicted to be slower in FP8. A forward pass without
+    gradients is computed in bf16 if either is predicted to be slower in FP8: training, or the
+    forward pass alone. If a layer gets weights in FP8 too, by `quantized=`, training and the
+    forward pass alone are each computed in what is predicted to be faster. `explain` says which
+    precision is used. With weights that are given in FP8 only, with `quantized_rhs=` of
+    `fp8_ragged_dot`, or with an explicit `implementation`, everything is computed as the recipe
+    says.
 
     The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
     """

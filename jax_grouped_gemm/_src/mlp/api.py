@@ -110,7 +110,8 @@ def ragged_mlp(
         `fp8_ragged_dot`. The MLP computes in bf16 where bf16 is predicted to be faster, see
         `Recipe`.
       quantized: the result of `quantize_mlp` for these weights and this recipe, to quantise weights
-        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
+        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`, which
+        must have their values, because the layer reads these where it computes in bf16.
       batch_invariant: whether the bits of a row of the result, and of the gradient of `x`, are
         independent of the other rows of the call, see `ragged_dot` and `fp8_ragged_dot`.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
-from jax_grouped_gemm._src.fp8.choice.plan import bf16_choice
+from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
@@ -53,6 +53,7 @@ class Experts:
       activation, precision, implementation, recipe, quantized: see `moe.dropless_mlp`.
       max_sms: the most multiprocessors that products use while gradients of tokens may travel,
         None for all.
+      has_values: whether the matrices have their values, not only shapes for `quantized`.
     """
 
     function: str
@@ -64,6 +65,7 @@ class Experts:
     recipe: Recipe | None
     quantized: Any = None
     max_sms: int | None = None
+    has_values: bool = True
 
     counts_rows: ClassVar[bool] = False
     """Whether only the first rows, a number that the device knows, are computed, and results are
@@ -123,7 +125,9 @@ class Experts:
     ) -> tuple[Self, jax.Array]:
         """Returns these experts, without their recipe where bf16 is predicted to train faster.
 
-        Weights that are quantised already always compute in FP8.
+        Where weights are quantised already, the forward pass alone must be faster in bf16 too. If
+        the two differ, `fp8_layer.mlp` chooses for each. Weights that exist in FP8 only compute in
+        FP8.
 
         Args:
           x: tokens, or rows.
@@ -135,18 +139,21 @@ class Experts:
         Returns:
           The experts, and the sizes, in which `explain` finds the choice.
         """
-        if self.recipe is None or self.quantized is not None or self._is_in_rows:
+        if self.recipe is None or self._is_in_rows:
             return self, sizes
-        choice = bf16_choice(
-            self.weights.layer(x, rows, groups, are_copies=are_copies),
-            checked_recipe(self.recipe),
-            [x.dtype, *(matrix.dtype for matrix in self.weights.matrices)],
-            self.implementation,
-            training=True,
+        recipe, given = checked_recipe(self.recipe), self.quantized is not None
+        of = self.weights.layer(x, rows, groups, are_copies=are_copies)
+        dtypes = [x.dtype, *(matrix.dtype for matrix in self.weights.matrices)]
+        trained, alone = (
+            bf16_choice(Choice(of, recipe, training, given), dtypes, self.implementation)
+            for training in (True, False)
         )
-        if choice is None:
+        if trained is None or (given and alone is None):
             return self, sizes
-        return dataclasses.replace(self, recipe=None), noted(sizes, choice)
+        if given:
+            matrices = *self.weights.halves, self.weights.wo
+            checked_quantized(self.function, self.quantized, *matrices, recipe)
+        return dataclasses.replace(self, recipe=None, quantized=None), noted(sizes, trained)
 
     def takes_tokens(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
         """Whether `mlp` takes tokens themselves; if not, `on_rows` takes copies of tokens."""
@@ -251,7 +258,9 @@ class Experts:
                     "take Python numbers or NumPy arrays, or another recipe"
                 )
             static = recipe, self.activation, implementation
-            return fp8_layer.mlp(*static, operands, quantized, combines=combines)
+            return fp8_layer.mlp(
+                *static, operands, quantized, combines=combines, has_values=self.has_values
+            )
         matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
         # Another library's product may multiply rows past the count by zero.
         given_rows = dataclasses.replace(operands.rows, count=None)
@@ -269,7 +278,9 @@ class Experts:
 
         if self._is_in_rows:
             weights, quantized = of_arrays(self.weights, x.dtype)
-            return compute(dataclasses.replace(self, weights=weights, quantized=quantized))
+            return compute(
+                dataclasses.replace(self, weights=weights, quantized=quantized, has_values=False)
+            )
         return with_arrays(
             self.function,
             lambda weights: compute(dataclasses.replace(self, weights=weights)),

@@ -67,9 +67,9 @@ class Optimizer:
 
     `state.quantized` has the quantised weights in nested dictionaries, under the names of the
     parameters. If leaves wi_0, wi_1 (optional) and wo of one node have matching shapes, the node
-    becomes a `QuantizedMlp`, which `moe.dropless_mlp` and `ragged_mlp` take. Every other leaf
-    becomes a `QuantizedWeights`. The bits are the same as those of `quantize_mlp` and
-    `quantize_weights` for the float32 weights.
+    becomes what `quantize_mlp` returns, which `moe.dropless_mlp` and `ragged_mlp` take. Every other
+    leaf becomes what `quantize_weights` returns. The bits are the same as those of these two
+    functions for the float32 weights.
 
     Attributes:
       rule: how weights change.

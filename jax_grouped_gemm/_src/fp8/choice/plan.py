@@ -28,12 +28,13 @@ class Choice:
     of: Dot | Layer
     recipe: Recipe
     training: bool
+    given: bool = False  # whether weights are quantised before the call
 
     op = "recipe_in_bf16"
 
     def terms(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the terms of the times in FP8 and in bf16."""
-        fp8, bf16 = Cost(), Cost()
+        fp8, bf16 = Cost(given=self.given), Cost(given=self.given)
         self.of.in_fp8(self.recipe, fp8, training=self.training)
         self.of.in_bf16(bf16, training=self.training)
         return fp8.terms(), bf16.terms()
@@ -44,34 +45,27 @@ class Choice:
 
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"
-        return f"{self.of}, {what}"
+        return f"{self.of}, {what}{', weights quantised before' * self.given}"
 
 
-def bf16_choice(
-    of: Dot | Layer, recipe: Recipe, dtypes: Iterable[Any], implementation: Any, *, training: bool
-) -> Choice | None:
+def bf16_choice(choice: Choice, dtypes: Iterable[Any], implementation: Any) -> Choice | None:
     """Returns the choice if it is bf16, otherwise None.
 
     Args:
-      of: the computation.
-      recipe: its recipe.
+      choice: the computation.
       dtypes: dtypes of the operands. bf16 needs all operands to have one 16-bit dtype.
       implementation: what the caller asks for. Asking for kernels or XLA means the recipe.
-      training: whether gradients are computed too.
     """
-    found = {np.dtype(x).name for x in dtypes}
-    products = (recipe.forward, recipe.dgrad, recipe.wgrad)[: 3 if training else 1]
-    if not fallback.is_open(implementation) or len(found) > 1 or "fp8" not in products:
+    found, recipe = {np.dtype(x).name for x in dtypes}, choice.recipe
+    products = (recipe.forward, recipe.dgrad, recipe.wgrad)[: 3 if choice.training else 1]
+    if len(found) > 1 or not found <= set(BF16.lhs) or "fp8" not in products:
         return None
-    if not found <= set(BF16.lhs) or not of.is_known:
-        return None
-    choice = Choice(of, recipe, training)
-    return choice if choice.seconds()[2] else None
+    is_open = fallback.is_open(implementation) and choice.of.is_known
+    return choice if is_open and choice.seconds()[2] else None
 
 
 def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
     """The plan that `explain` shows for a choice."""
     choice = params["choice"]
     fp8, bf16, _ = choice.seconds()
-    reason = f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8"
-    return Plan(choice, BF16, reason)
+    return Plan(choice, BF16, f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8")

@@ -121,7 +121,7 @@ def _on_device(product: _Product, num_rows: int, rows, whole, axes):
         of = Dot.of(lhs.shape[0], rhs.shape, group_sizes.shape[0])
         dtypes = lhs.dtype, rhs.dtype
         trained, alone = (
-            bf16_choice(of, product.recipe, dtypes, product.implementation, training=training)
+            bf16_choice(Choice(of, product.recipe, training), dtypes, product.implementation)
             for training in (True, False)
         )
         if trained:

@@ -36,7 +36,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer, JoinedGradie
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import quantized_hidden
 from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
-from jax_grouped_gemm._src.mlp.layer import down, gated_ragged_dot
+from jax_grouped_gemm._src.mlp.layer import mlp as mlp_of_arrays
 from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
@@ -53,6 +53,7 @@ def mlp(
     quantized: QuantizedMlp | None,
     *,
     combines: bool,
+    has_values: bool,
 ) -> jax.Array:
     """The MLP of checked operands: [m, D], or [T, D] where it `combines`; without wo [m, F].
 
@@ -63,10 +64,14 @@ def mlp(
       operands: operands with gate and up in two matrices.
       quantized: the matrices, if they are quantised already.
       combines: whether the rows of each token, which `inverse` has, are summed up.
+      has_values: whether matrices of operands have values, even if `quantized` has them too.
     """
-    alone = None
-    if quantized is None:
-        alone = _forward_choice(recipe, implementation, operands)
+    alone, trained = (
+        _choice(recipe, implementation, operands, training, quantized is not None)
+        if has_values and (quantized is not None or not training)
+        else None
+        for training in (False, True)
+    )
     leaves, tree = jax.tree.flatten((operands, quantized))
     # Cast outside the custom derivative, so that JAX transposes the casts.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
@@ -87,6 +92,7 @@ def mlp(
         experts.count,
         combines and bo is None,
         alone,
+        trained,
     )
     y = _mlp(layer, operands, quantized)
     if bo is None:
@@ -105,29 +111,23 @@ def _mlp(layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None) ->
     return _forward(layer, operands, quantized, for_gradient=False)[0]
 
 
-def _forward_choice(
-    recipe: Recipe, implementation: Implementation, operands: MlpOperands
+def _choice(
+    recipe: Recipe, implementation: Implementation, operands: MlpOperands, *how: bool
 ) -> Choice | None:
-    """Returns the choice of bf16 if the forward pass alone is predicted to be faster in it."""
+    """Returns the choice of bf16 if that is predicted to be faster; `how` is as in `Choice`."""
     rows, experts = operands.rows, operands.experts
     sizes = rows.num_rows, operands.groups.sizes.shape[0]
-    return bf16_choice(
-        experts.layer(rows.x, *sizes, are_copies=rows.rows is not None),
-        recipe,
-        [rows.x.dtype, *(x.dtype for x in experts.matrices)],
-        implementation,
-        training=False,
-    )
+    of = experts.layer(rows.x, *sizes, are_copies=rows.rows is not None)
+    dtypes = [rows.x.dtype, *(x.dtype for x in experts.matrices)]
+    return bf16_choice(Choice(of, recipe, *how), dtypes, implementation)
 
 
 def _in_bf16(layer: Layer, choice: Choice, given: MlpOperands) -> jax.Array:
-    """Computes the forward pass without a recipe."""
+    """Computes the layer without a recipe."""
     groups = dataclasses.replace(given.groups, sizes=noted(given.groups.sizes, choice))
     given = dataclasses.replace(given, groups=groups)
     options = Options.of(layer.hidden_layer.activation, None, layer.implementation)
-    (y,) = gated_ragged_dot(options, given, residuals=False)
-    if layer.dtypes.wo is not None:
-        y = down(options, given, y)
+    y = mlp_of_arrays(options, given)
     return (token_rows.combine(y, given.rows) if layer.combines else y).astype(layer.dtypes.out)
 
 
@@ -175,12 +175,16 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
 
 def _mlp_forward(layer, operands, quantized):
     operands = once_differentiable(_NAME, operands)
+    if layer.trained:
+        return jax.vjp(functools.partial(_in_bf16, layer, layer.trained), operands)
     y, projections, matrices = _forward(layer, operands, quantized, for_gradient=True)
     kept = operands.with_experts(wi_0=None, wi_1=None, wo=None)
     return y, (kept, projections, matrices)
 
 
 def _mlp_backward(layer: Layer, kept, dy):
+    if layer.trained:
+        return *kept(dy), None
     kept, dy = once_differentiable(_NAME, (kept, dy))
     given: MlpOperands = kept[0]
     _, projections, (wi, wo) = kept

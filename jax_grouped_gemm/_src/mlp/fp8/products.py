@@ -45,6 +45,7 @@ class Layer(Fp8Products):
       num_experts: number of matrices of each kind.
       combines: whether rows are summed up to tokens in the end.
       alone: the choice of bf16 for a forward pass without a backward pass, or None.
+      trained: likewise for a forward pass with a backward pass.
     """
 
     hidden_layer: HiddenLayer
@@ -52,6 +53,7 @@ class Layer(Fp8Products):
     num_experts: int
     combines: bool
     alone: Choice | None = None
+    trained: Choice | None = None
 
     def owned_rows(self, given: MlpOperands, num_rows: int) -> jax.Array:
         """Whether the experts here own each row: booleans [num_rows]."""

@@ -58,7 +58,8 @@ def quantize_mlp(
         quantized = jax_grouped_gemm.quantize_mlp(wi_0, wi_1, wo, recipe)
         y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, recipe=recipe, quantized=quantized)
 
-    Gradients still go to `wi_0`, `wi_1` and `wo`, whose values are then not read.
+    Gradients still go to `wi_0`, `wi_1` and `wo`. A layer reads their values only where it computes
+    in bf16, see `Recipe`.
 
     Args:
       wi_0, wi_1: gate and up projections [..., D, F], bfloat16, float16 or float32; `wi_1` is None
