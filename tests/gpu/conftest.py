@@ -1,11 +1,7 @@
 """Fixtures that the GPU tests share."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 from tests.support import families
@@ -25,12 +21,7 @@ def family(request):
 
 
 @pytest.fixture
-def rank_k_tile(request, monkeypatch):
+def rank_k_tile(request):
     """Has updates of 16 bits take the tiles that the plan has for many units, or for few."""
-    if request.param is None:
-        return
-    wide = request.param == "wide"
-    monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda target: 0 if wide else 2**31)
-    a = jax.ShapeDtypeStruct((2, 1032, 72), jnp.bfloat16)
-    tile = rank_k_plan.RANK_K_TILE if wide else rank_k_plan.FINE_TILE
-    assert [plan.tile for plan in jgg.explain(jgg.grouped_syrk, a).plans] == [tile]
+    with families.rank_k_tile(request.param):
+        yield

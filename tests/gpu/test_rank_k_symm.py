@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support.dtypes import F32
 from tests.support.families import (
     OTHER,
@@ -17,6 +16,7 @@ from tests.support.families import (
     check_update,
     each,
     label,
+    rank_k_tile,
     run_update,
 )
 from tests.support.updates import FORMS, SYMM, SYR2K, SYRK
@@ -55,14 +55,15 @@ class TestProducts:
 @OTHER
 @FORMS
 @EVERY
-def test_diagonals(family, update, tile, uplo, transpose, other, rng, monkeypatch):
+def test_diagonals(family, update, tile, uplo, transpose, other, rng):
     """Both tiles add diagonals; fine tiles are for updates of 16 bits."""
-    monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda _: 0 if tile == "wide" else 2**31)
+    has_fine = family in SIXTEEN_BITS
     options = dict(uplo=uplo, transpose=transpose, other=other, has_diagonal=True)
-    for n in (8, 64, 120, 136, 264, 392, 520):
-        check_update(family, update, rng, (2, n, int(8 * rng.integers(1, 40))), **options)
-    if family in SIXTEEN_BITS:
-        check_update(family, update, rng, (2, 136, 72), result=F32, **options)
+    with rank_k_tile(tile if has_fine else None):
+        for n in (8, 64, 120, 136, 264, 392, 520):
+            check_update(family, update, rng, (2, n, int(8 * rng.integers(1, 40))), **options)
+        if has_fine:
+            check_update(family, update, rng, (2, 136, 72), result=F32, **options)
 
 
 @EVERY

@@ -9,6 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from tests.support.families import rank_k_tile
 from tests.support.plans import how
 from tests.support.updates import SYR2K, SYRK
 
@@ -104,6 +105,24 @@ class TestExplain:
         arrays = [self.array(*shape) for shape in shapes]
         plan = self.plan(lambda *a: update(list(a), list(a)), *arrays)
         assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)
+
+    @pytest.mark.parametrize("name", ["wide", "fine"])
+    def test_a_tile_that_is_asked_for(self, name):
+        """In derivatives too, whatever would be faster."""
+        tile = rank_k_plan.FINE_TILE if name == "fine" else rank_k_plan.RANK_K_TILE
+
+        def loss(a, alpha):
+            return jnp.sum(jgg.grouped_syrk(a, alpha=alpha).astype(jnp.float32))
+
+        def tangent(*operands):
+            return jax.jvp(loss, operands, operands)
+
+        for n in (64, 264, 1032):
+            operands = self.array(2, n, 72), self.array(dtype=jnp.float32)
+            with rank_k_tile(name):
+                plans = jgg.explain(tangent, *operands).plans
+                jax.jit(jax.grad(loss, (0, 1))).trace(*operands).lower(lowering_platforms=("cpu",))
+            assert len(plans) > 1 and {plan.tile for plan in plans} == {tile}
 
     def test_float32_has_no_fine_tiles(self):
         update = partial(jgg.grouped_syrk, implementation="cuda")

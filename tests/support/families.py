@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.lists.grouped_gemm import plan, problem
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from jax_grouped_gemm._src.lists.rank_k.primitive import using_tile
 from jax_grouped_gemm._src.plan import TiledKernel
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
@@ -137,6 +139,14 @@ def use(parameter: Family | Kernel):
         if isinstance(parameter, Kernel):
             patch.setattr(plan, "TILES", (parameter.choice,))
         yield family
+
+
+@contextlib.contextmanager
+def rank_k_tile(name: Literal["wide", "fine"] | None):
+    """Has updates of 16 bits take that tile, or the one that the plan chooses."""
+    tiles = {None: None, "wide": rank_k_plan.RANK_K_TILE, "fine": rank_k_plan.FINE_TILE}
+    with using_tile(tiles[name]):
+        yield
 
 
 def run_list(family: Family, problems: List, **options) -> list[jax.Array]:

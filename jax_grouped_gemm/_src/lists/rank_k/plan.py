@@ -38,7 +38,8 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
     """
     problem = RankKProblem.of(avals, params)
-    return plan_list(Plan, problem, TILES, avals, params, target, _launch)
+    table = [kernel for kernel in TILES if params.get("tile") in (None, kernel.tile)]
+    return plan_list(Plan, problem, table, avals, params, target, _launch)
 
 
 def _launch(
@@ -80,13 +81,8 @@ def num_clusters(target: Target) -> int:
     return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
 
 
-def most_fine_units(target: Target) -> int:
-    """The most fine units of an update: each is a cluster, and all run at the same time."""
-    return num_clusters(target)
-
-
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
-    """Whether fine tiles pay: at most one a multiprocessor, or fewer cycles for small results.
+    """Whether fine tiles pay: all units run at a time, or small results take fewer cycles.
 
     They do not pay for a matrix of one tile, where half of a unit's loads and products would be
     wasted.
@@ -94,8 +90,8 @@ def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     stacks = [problem.stacks[i] for i in launch_order(problem)]
     if all(s.n <= FINE_TILE.tile_m for s in stacks):
         return False
-    units = sum(map(num_fine_units, stacks))
-    return units <= most_fine_units(target) or fine_is_sooner(problem, stacks, num_clusters(target))
+    units, clusters = sum(map(num_fine_units, stacks)), num_clusters(target)
+    return units <= clusters or fine_is_sooner(problem, stacks, clusters)
 
 
 TILES = (

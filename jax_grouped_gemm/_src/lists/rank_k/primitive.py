@@ -33,6 +33,9 @@ from jax_grouped_gemm._src.lists.op import (
 from jax_grouped_gemm._src.lists.rank_k import call, plan, reference
 from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
 
+using_tile = jax.make_user_context(None)
+"""The tile of all updates inside `with using_tile(tile)`, for tests of one that is not chosen."""
+
 
 def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
     """Binds the primitive.
@@ -46,6 +49,8 @@ def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
         `whole_tiles`, whether no tile is cut, so that the bits of a matrix do not depend on the
         others; `c_is_factor`, for each problem whether its c is also one of its factors.
     """
+    if using_tile.value is not None:
+        params["tile"] = using_tile.value
     return OP.bind_list(problems, **params)
 
 
@@ -72,6 +77,7 @@ OP = ListOp(
     planner=plan.plan_rank_k,
     call=call.rank_k,
     reference=reference_updates,
+    planned=("tile",),
     single_scales=True,
     per_problem=("c_is_factor",),
 )
@@ -97,7 +103,7 @@ def _place(scaled, outside, params):
 
 
 def _alpha_cotangents(cts, problems, params):
-    options = {name: x for name, x in params.items() if name != "implementation"}
+    options = {name: x for name, x in params.items() if name not in ("implementation", "tile")}
 
     def of_update(ct, problem):
         def scaled(alpha):
