@@ -8,7 +8,7 @@ to take each configuration, and which record justifies that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -84,7 +84,7 @@ class Kernel:
         if a prediction justifies it.
       lhs, rhs: formats of its operands; () for any, None if rhs has that of lhs.
       out: formats of its results; None if they have that of lhs.
-      runs: whether it can run a problem of these formats, as the kernels get it.
+      refuses: why it cannot run a problem of these formats, as kernels get it, empty if it can.
       pays: whether it is faster than the first row, for a problem that it can run.
       in_order: whether each element of the result is summed along k in ascending order and in the
         same steps, whatever else is in the tile. All such rows of a table give the same bits,
@@ -96,7 +96,7 @@ class Kernel:
     lhs: Formats = ()
     rhs: Formats | None = None
     out: Formats | None = None
-    runs: Callable[[Any], bool] = lambda problem: True
+    refuses: Callable[[Any], str] = lambda problem: ""
     pays: Callable[[Any, Any], bool] = lambda problem, target: False
     in_order: Callable[[Any], bool] = lambda problem: False
 
@@ -158,12 +158,22 @@ def always(problem: Any) -> bool:
     return True
 
 
-def runnable(table: Sequence[K], problem: Any, implementation: Any = None) -> list[K]:
-    """The rows of a table that can run `problem` as `implementation` asks, the default first."""
-    found = [k for k in table if k.takes(*problem.formats) and k.runs(problem)]
-    if is_invariant(implementation):
-        found = [kernel for kernel in found if kernel.in_order(problem)]
-    return found
+def refusals(table: Sequence[K], problem: Any, implementation: Any = None) -> dict[K, str]:
+    """Why rows that take the formats of `problem` cannot run it as asked, empty if they can."""
+    taking = [kernel for kernel in table if kernel.takes(*problem.formats)]
+    unfit = [k for k in taking if is_invariant(implementation) and not k.in_order(problem)]
+    return {k: k.refuses(problem) or "not batch invariant" * (k in unfit) for k in taking}
+
+
+def able(reasons: Mapping[K, str]) -> list[K]:
+    """The rows that can run a problem, the default first."""
+    return [kernel for kernel, reason in reasons.items() if not reason]
+
+
+def passed_over(reasons: Mapping[K, str], *taken: K) -> tuple[str, ...]:
+    """The rows that are not taken, each with the reason."""
+    left = ((kernel, reason) for kernel, reason in reasons.items() if kernel not in taken)
+    return tuple(f"{kernel.name} ({reason or 'not faster'})" for kernel, reason in left)
 
 
 def format_reason(table: Sequence[Kernel], problem: Any) -> str:
@@ -269,6 +279,8 @@ class Plan(Generic[P]):
       chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile
         given to `jax_grouped_gemm.use_tiles`.
       candidates: the compiled configurations that can run the problem, () without a kernel.
+      passed_over: the other kernels for these formats, each with the reason, unless the tile was
+        asked for or sizes are symbolic.
       product: which product of a ragged matmul the call is; None for second derivatives and for
         other operations.
       notes: further text of `explain`.
@@ -285,6 +297,7 @@ class Plan(Generic[P]):
     prediction: Prediction | None = None
     chosen_by: ChosenBy = "default"
     candidates: tuple[TileConfig, ...] = ()
+    passed_over: tuple[str, ...] = ()
     product: Product | None = None
     notes: tuple[str, ...] = ()
 
@@ -309,6 +322,7 @@ class Plan(Generic[P]):
             lines.append(self.describe_launch())
         if self.prediction:
             lines.append(str(self.prediction))
+        lines += [f"passed over: {', '.join(self.passed_over)}"] * bool(self.passed_over)
         return "\n   ".join([*lines, *self.notes])
 
     @property

@@ -296,7 +296,7 @@ class TestPlans:
             mine = planned(*arguments)
         assert (mine.tile, mine.chosen_by) == (DEFAULT_TILE, "override")
         turns = PINGPONG_TILE
-        with jgg.use_tiles(wgrad=turns), pytest.raises(ValueError, match="not compiled"):
+        with jgg.use_tiles(wgrad=turns), pytest.raises(ValueError, match="that are not added up"):
             planned(*arguments)
 
 

@@ -308,7 +308,7 @@ class TestTile:
     def test_another_one_is_refused(self):
         other = jgg.TileConfig(tile_m=128, tile_n=192, cluster=2)
         with pytest.raises(
-            ValueError, match="128x192, cluster 2 for .*not compiled.*Compiled are.*256"
+            ValueError, match="128x192, cluster 2 for .*not compiled.*that run it.*256"
         ):
             self.plan(tile=other)
 

@@ -99,6 +99,7 @@ def test_what_explain_says():
         "kernel few_rows_32x128",
         "tile 32x128, cluster 1, workspace 0 bytes",
         "epilogue: silu(gate) * up * weights",
+        "passed over: cooperative_128x256 (not faster)",
         "the kernels sort tokens by expert",
         "rows of tokens are read where they are",
         "workspace 0 bytes in all, 0 at a time",

@@ -18,6 +18,7 @@ from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, SIXTEEN_BITS
 from jax_grouped_gemm._src.tile_choices import TileChoices
 
 PINGPONG_SIZES = TileConfig(tile_m=128, tile_n=192, cluster=2)
@@ -39,6 +40,36 @@ def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypat
     product = jax.jit(lambda *operands: jgg.ragged_dot(*operands))
     text = product.trace(*PRODUCT).lower(lowering_platforms=("cuda",)).as_text()
     assert f'kind = "{schedule}"' in text and "tile_n = 192" in text
+
+
+def test_says_why_kernels_are_passed_over():
+    (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT, preferred_element_type=jnp.float32).plans
+    reasons = dict(x.removesuffix(")").split(" (") for x in plan.passed_over)
+    names = {kernel.name for kernel in SIXTEEN_BITS if kernel != plan.kernel}
+    assert set(reasons) == names and "passed over: pingpong_128x192 (" in str(plan)
+    assert reasons["pingpong_128x192"] == "only for weight gradients that are not added up"
+    assert reasons["stream_k_128x256"] == "not faster"
+    (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT, batch_invariant=True).plans
+    assert "stream_k_128x256 (not batch invariant)" in plan.passed_over
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_float32_passes_over_kernels_of_its_own_accuracy(precision):
+    operands = [array(*x.shape, dtype=jnp.float32) for x in PRODUCT[:2]]
+    (plan,) = jgg.explain(jgg.ragged_dot, *operands, PRODUCT[2], precision=precision).plans
+    assert plan.passed_over == ("swapped_64x128 (not faster)",)
+
+
+def test_says_nothing_of_other_kernels_where_a_tile_is_asked_for():
+    with jgg.use_tiles(forward=NARROW_TILE):
+        (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans
+    assert plan.tile == NARROW_TILE and not plan.passed_over
+
+
+def test_a_list_passes_over_kernels_that_no_launch_takes():
+    lhs, rhs = [array(64, 256, 1024)] * 2, [array(64, 1024, 64), array(64, 1024, 512)]
+    (plan,) = jgg.explain(jgg.grouped_gemm, lhs, rhs).plans
+    assert plan.passed_over == ("cooperative_128x128 (not faster)",)
 
 
 def test_xla_is_a_kernel_without_a_tile():

@@ -4,54 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.fallback import Work, faster_reason
+from jax_grouped_gemm._src.fallback import faster_reason
+from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     NOTHING,
     XLA,
     TiledKernel,
+    able,
     format_reason,
+    passed_over,
     predict_problem,
+    refusals,
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.sizes import too_large
-
-
-class ListProblem(Protocol):
-    """A list of products or of updates.
-
-    `nothing` is why there is nothing to compute, empty if there is something; `padded` gives the
-    problem with rows of operands and of results that are multiples of so many elements.
-    """
-
-    @property
-    def op(self) -> str: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    @property
-    def result_dtype(self) -> np.dtype: ...
-    @property
-    def formats(self) -> tuple[str, ...]: ...
-    @property
-    def terms(self) -> int: ...
-    @property
-    def nothing(self) -> str: ...
-    @property
-    def multiply_adds(self) -> float: ...
-    @property
-    def operand_bytes(self) -> int: ...
-    @property
-    def result_bytes(self) -> float: ...
-    def sizes(self) -> dict[str, int]: ...
-    def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Any: ...
-    def copy_reason(self, addressable: Any) -> str: ...
-    def xla_work(self) -> Work | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +46,7 @@ class Launched:
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-P = TypeVar("P", bound=ListProblem)
+P = TypeVar("P", GroupedGemmProblem, RankKProblem)
 
 
 def plan_list(
@@ -112,11 +86,11 @@ def plan_list(
     dtype, aligned = float32.PART_DTYPE if terms else problem.dtype, taking[0].alignment
     multiples = max(aligned // dtype.itemsize, 1), max(aligned // written.itemsize, 1)
     addressable = problem.padded(multiples, written)
-    kernels = [kernel for kernel in taking if kernel.runs(addressable)]
-    if not kernels:
-        reason = f"no kernel of {problem.dtype} adds a diagonal or computes A B^T alone"
-        return make(problem, XLA, reason)
-    found = launch(problem, addressable, kernels, target)
+    reasons = refusals(table, addressable)
+    if all(reasons.values()):
+        return make(problem, XLA, reasons[taking[0]])
+    found = launch(problem, addressable, able(reasons), target)
+    taken = [launch.kernel for launch in found.fields.get("launches", [found])]
     prediction = predict_problem(problem, found.kernel, found.utilization * found.rate, target)
     of_xla, tile = problem.xla_work(), found.kernel.tile
     if reason := faster_reason(of_xla, prediction, tile, target, implementation):
@@ -131,6 +105,7 @@ def plan_list(
         terms=terms,
         utilization=found.utilization,
         prediction=prediction,
+        passed_over=passed_over(reasons, *taken),
         notes=(float32.described(terms),) if terms else (),
         **found.fields,
     )

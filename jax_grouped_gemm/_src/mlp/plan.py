@@ -31,9 +31,11 @@ from jax_grouped_gemm._src.plan import (
     Plan,
     TileConfig,
     TiledKernel,
+    able,
     always,
     choose,
-    runnable,
+    passed_over,
+    refusals,
 )
 from jax_grouped_gemm._src.quantized.plan import PackedProblem
 from jax_grouped_gemm._src.quantized.plan import plan_packed as plan_packed_product
@@ -160,10 +162,16 @@ def plan_mlp(problem: MlpProblem, target: Target) -> MlpPlan:
         return plan(XLA, AS_ASKED)
     if reason := _unfused_reason(problem):
         return plan(COMPOSED, reason)
-    kernel = _kernel(fusion.kernels, problem)
-    workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
-    epilogue = fusion.epilogue(problem)
-    return fusion.finish(plan(kernel, "", problem, workspace_bytes=workspace, epilogue=epilogue))
+    kernel, asked = _kernel(fusion.kernels, problem), problem.params["tile_choices"].forward
+    return fusion.finish(
+        plan(
+            kernel,
+            kernel_problem=problem,
+            workspace_bytes=0 if kernel.schedule == "few_rows" else LEAST_BYTES,
+            epilogue=fusion.epilogue(problem),
+            passed_over=() if asked else passed_over(refusals(fusion.kernels, problem), kernel),
+        )
+    )
 
 
 def _gated_epilogue(problem: MlpProblem[MlpOperands]) -> str:
@@ -275,7 +283,8 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
     asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
-    return choose(runnable(table, problem, problem.params["implementation"]), problem, None)
+    reasons = refusals(table, problem, problem.params["implementation"])
+    return choose(able(reasons), problem, None)
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:

@@ -23,10 +23,12 @@ from jax_grouped_gemm._src.plan import (
     Plan,
     TileConfig,
     TiledKernel,
+    able,
     algorithm_reason,
     always,
     format_reason,
-    runnable,
+    passed_over,
+    refusals,
     sizes_reason,
 )
 from jax_grouped_gemm._src.quantized import call
@@ -137,7 +139,7 @@ _STREAMING = PackedKernel(
 _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
-    runs=lambda problem: problem.shape[1] * 2 % TMA_ALIGNMENT_BYTES == 0,
+    refuses=lambda x: f"k={x.shape[1]} must be a multiple of 8" * (x.shape[1] % 8 > 0),
     in_order=always,  # in tiles of any height alike
 )
 _decoding_many = functools.partial(
@@ -163,7 +165,7 @@ def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel |
     The choice follows from shapes alone, because a program is traced before its device is known.
     Batch invariance takes a kernel wherever one can run, whatever the number of rows.
     """
-    found = runnable(PACKED_KERNELS, problem, implementation)
+    found = able(refusals(PACKED_KERNELS, problem, implementation))
     paying = (
         kernel
         for kernel in found
@@ -195,10 +197,10 @@ def dequantized_reason(
             return "there is nothing to multiply"
         if packed_kernel(product, implementation) is None:
             taking = [kernel for kernel in PACKED_KERNELS if kernel.takes(*product.formats)]
-            if not taking[-1].runs(product):
+            if reason := taking[-1].refuses(product):
                 any_number = is_invariant(implementation)
                 rows = "any number of" if any_number else f"more than {taking[0].most_rows}"
-                return f"for {rows} rows a group, k={product.shape[1]} must be a multiple of 8"
+                return f"for {rows} rows a group, {reason}"
             return f"that is faster for more than {taking[-1].most_rows} rows a group"
     return ""
 
@@ -215,6 +217,7 @@ def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> 
         grid=kernel.places(target),
         workspace_bytes=streams * call.streamed_workspace_bytes(target.multiprocessors),
         prediction=problem.predict(target),
+        passed_over=passed_over(refusals(PACKED_KERNELS, problem, implementation), kernel),
     )
 
 

@@ -22,11 +22,13 @@ from jax_grouped_gemm._src.plan import (
     Plan,
     TileConfig,
     TiledKernel,
+    able,
     algorithm_reason,
     choose,
     format_reason,
+    passed_over,
     predict_problem,
-    runnable,
+    refusals,
 )
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
@@ -41,7 +43,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     tile_utilization,
     workspace_bytes,
 )
-from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, KERNELS
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, EXACT_KERNELS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
@@ -79,16 +81,15 @@ class Candidates(Generic[R]):
         Raises:
           ValueError: no kernel with `tile` runs the problem as `implementation` asks.
         """
-        kernels = runnable(self.table, self.form, implementation)
-        found = [kernel for kernel in kernels if kernel.tile == tile]
-        if not found:
-            is_compiled = any(kernel.tile == tile for kernel in runnable(self.table, self.form))
-            what = "batch invariant" if is_compiled else "compiled"
-            raise ValueError(
-                f"use_tiles has the tile {tile} for {self.problem}, which is not {what}. "
-                f"{what.capitalize()} are: " + "; ".join(str(kernel.tile) for kernel in kernels)
-            )
-        return found[0]
+        reasons = refusals(self.table, self.form, implementation)
+        found = next((kernel for kernel in reasons if kernel.tile == tile), None)
+        if found and not reasons[found]:
+            return found
+        raise ValueError(
+            f"use_tiles has the tile {tile} for {self.problem}, which is "
+            f"{reasons[found] if found else 'not compiled'}. Tiles that run it: "
+            + "; ".join(str(kernel.tile) for kernel in able(reasons))
+        )
 
 
 def check_tile(
@@ -133,7 +134,8 @@ def _candidates(
     """The candidates for two operands that are not FP8."""
     problem = RaggedProblem.of(op, avals, params, **layouts)
     unsupported = algorithm_reason(params["precision"])
-    return Candidates(problem, KERNELS, _kernel_form(problem), unsupported, all_rows=True)
+    table = EXACT_KERNELS if problem.terms == float32.FULL_TERMS else KERNELS
+    return Candidates(problem, table, _kernel_form(problem), unsupported, all_rows=True)
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
@@ -185,7 +187,8 @@ def plan_product(
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
-    kernels = runnable(candidates.table, addressable, implementation)
+    reasons = refusals(candidates.table, addressable, implementation)
+    kernels = able(reasons)
     # An unknown size may be any size, and the default is never far too slow.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel
@@ -208,6 +211,7 @@ def plan_product(
         prediction=prediction,
         chosen_by="override" if overriding else "default",
         candidates=tuple(kernel.tile for kernel in kernels),
+        passed_over=passed_over(reasons, kernel) if problem is exact and not overriding else (),
         notes=_notes(problem, kernel_problem, kernel),
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import (
@@ -89,9 +88,14 @@ def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, leas
     return stream_k_pays(problem, target, STREAM_K_LEAST_STEPS)
 
 
-def _can_take_turns(problem: RaggedProblem) -> bool:
+def _only_for_gradients(problem: RaggedProblem) -> str:
     # Stages of kernels that accumulate hold the accumulator until both consumers have read it.
-    return problem.contracts_rows and not problem.accumulates
+    takes_turns = problem.contracts_rows and not problem.accumulates
+    return "" if takes_turns else "only for weight gradients that are not added up"
+
+
+def _not_for_gradients(problem: RaggedProblem) -> str:
+    return "" if rows_stay(problem) else "not for weight gradients"
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
@@ -115,14 +119,14 @@ SIXTEEN_BITS = (
         schedule="pingpong",
         out=("float32",),
         record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
-        runs=_can_take_turns,
+        refuses=_only_for_gradients,
         pays=_taking_turns_pays,
     ),
     _of_16_bits(
         tile=NARROW_STREAM_K_TILE,
         schedule="stream_k",
         record=("h200_adapters.json", "rank64_down/forward/random"),
-        runs=rows_stay,
+        refuses=_not_for_gradients,
         pays=lambda problem, target: (
             _narrow_pays(problem, target)
             and _cutting_pays(problem, target, NARROW_STREAM_K_TILE, NARROW_SAVED_STEPS)
@@ -138,27 +142,23 @@ SIXTEEN_BITS = (
         tile=STREAM_K_TILE,
         schedule="stream_k",
         record=("h200_main.json", "mixtral_down/forward/random"),
-        runs=rows_stay,
+        refuses=_not_for_gradients,
         pays=functools.partial(_cutting_pays, tile=STREAM_K_TILE, least=STREAM_K_SAVED_STEPS),
     ),
 )
 """The table for two operands of bfloat16 or float16."""
 
 
-def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
+def _float32_table(name: str) -> tuple[TiledKernel, ...]:
     of_32_bits = functools.partial(TiledKernel, lhs=("float32",), out=FLOATS)
     return (
-        of_32_bits(
-            tile=DEFAULT_TILE,
-            record=(name, "qwen3_up/forward/random"),
-            runs=lambda problem: problem.terms == terms,
-        ),
+        of_32_bits(tile=DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
         of_32_bits(
             tile=SWAPPED_FLOAT32_TILE,
             schedule="swapped",
             splits=True,
             record=(name, "decode_up/forward/random"),
-            runs=lambda problem: problem.terms == terms and rows_stay(problem),
+            refuses=_not_for_gradients,
             pays=split_in_kernel.pays,
             # The other kernel has one scale for all rows of a group.
             in_order=always,
@@ -166,7 +166,7 @@ def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
     )
 
 
-FLOAT32 = _float32_table(1, "h200_float32_default.json")
-FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
+FLOAT32 = _float32_table("h200_float32_default.json")
+FLOAT32_EXACT = _float32_table("h200_float32_highest.json")
 """The tables for two operands of float32, by the accuracy that is asked for."""
-KERNELS = (*SIXTEEN_BITS, *FLOAT32, *FLOAT32_EXACT)
+KERNELS, EXACT_KERNELS = (*SIXTEEN_BITS, *FLOAT32), (*SIXTEEN_BITS, *FLOAT32_EXACT)

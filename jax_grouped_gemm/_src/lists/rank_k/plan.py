@@ -94,6 +94,11 @@ def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     return units <= clusters or fine_is_sooner(problem, stacks, clusters)
 
 
+def _is_not_square(problem: RankKProblem) -> str:
+    needs_more = problem.has_diagonal or problem.op == "symm_product"
+    return f"no kernel of {problem.dtype} adds a diagonal or computes A B^T alone" * needs_more
+
+
 TILES = (
     TiledKernel(
         tile=RANK_K_TILE,
@@ -108,15 +113,10 @@ TILES = (
         lhs=FLOATS_16,
         out=FLOATS,
         record=("h200_rank_k.json", "64x256x1024/syrk"),
-        runs=lambda problem: len(launch_order(problem)) <= MAX_FINE_STACKS,
+        refuses=lambda x: "too many stacks" * (len(launch_order(x)) > MAX_FINE_STACKS),
         pays=_fine_pays,
     ),
-    *(
-        dataclasses.replace(
-            kernel, runs=lambda problem: not problem.has_diagonal and problem.op != "symm_product"
-        )
-        for kernel in fp64.SQUARES
-    ),
+    *(dataclasses.replace(kernel, refuses=_is_not_square) for kernel in fp64.SQUARES),
 )
 """The table. `fallback` decides where XLA computes instead."""
 
