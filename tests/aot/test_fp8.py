@@ -174,7 +174,7 @@ class TestScaledProducts:
         options = dict(preferred_element_type=np.dtype(BF16), implementation="cuda", tile=tile)
         if op == "scaled_ragged_noncontracting":
             shapes = ((M, K), E4M3), ((M, 2), F32), ((G, N, K), E4M3), ((G, 3, 2), F32)
-            options |= dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
+            options |= dict(transpose_rhs=True, **formats.IN_BLOCKS)
         else:
             b = formats.row_blocks(M, G)
             shapes = ((b, K, 128), E4M3), ((b, K), F32), ((b, N, 128), E4M3), ((b, N), F32)

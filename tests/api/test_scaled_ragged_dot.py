@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.ragged.plan import plan_product
@@ -274,8 +275,7 @@ class TestTile:
     )
     PARAMS = dict(
         transpose_rhs=True,
-        lhs_scaling="1x128",
-        rhs_scaling="128x128",
+        **IN_BLOCKS,
         preferred_element_type=np.dtype(np.float32),
         fast_accumulation=False,
         implementation=None,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS
 from jax_grouped_gemm._src.fp8.scaled import call, primitive
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import fp8_oracle
@@ -53,8 +54,7 @@ def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypa
             rhs_scale = scales(rng, (groups, -(-n // 128), k // 128))
             params = dict(
                 transpose_rhs=True,
-                lhs_scaling="1x128",
-                rhs_scaling="128x128",
+                **IN_BLOCKS,
                 preferred_element_type=np.dtype(out_dtype),
                 implementation="cuda",
                 tile=DEFAULT_TILE,

@@ -9,7 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8.formats import view_of
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS, view_of
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.scaled import call
@@ -168,8 +168,7 @@ class TestSlices:
         run = partial(
             scaled.scaled_ragged_noncontracting,
             transpose_rhs=True,
-            lhs_scaling="1x128",
-            rhs_scaling="128x128",
+            **IN_BLOCKS,
             preferred_element_type=np.dtype(BF16),
             implementation="cuda",
         )

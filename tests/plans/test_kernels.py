@@ -11,6 +11,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8.dot.primitive import weight_gradient
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.mlp import plan as plan_mlp
@@ -90,8 +91,7 @@ def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
     ]
     params = dict(
         transpose_rhs=True,
-        lhs_scaling="1x128",
-        rhs_scaling="128x128",
+        **IN_BLOCKS,
         preferred_element_type=np.dtype(jnp.bfloat16),
         fast_accumulation=False,
         implementation=None,

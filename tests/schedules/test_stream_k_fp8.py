@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.plan import plan_product
@@ -32,8 +33,7 @@ class TestPlanOfFp8:
         )
         params = dict(
             transpose_rhs=True,
-            lhs_scaling="1x128",
-            rhs_scaling="128x128",
+            **IN_BLOCKS,
             preferred_element_type=np.dtype(jnp.bfloat16),
             fast_accumulation=False,
             implementation=None,

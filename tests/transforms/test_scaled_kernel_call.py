@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS, split_e5m2
+from jax_grouped_gemm._src.fp8.formats import split_e5m2
 from jax_grouped_gemm._src.fp8.scaled import call
 from jax_grouped_gemm._src.fp8.scaled import reference as scaled_reference
 from tests.support import fp8_oracle
@@ -49,8 +49,8 @@ def calls(monkeypatch):
                 function = scaled_reference.scaled_ragged_noncontracting
                 options |= dict(
                     transpose_rhs=True,
-                    lhs_scaling=LHS_SCALINGS[attributes["lhs_scaling"]],
-                    rhs_scaling=RHS_SCALINGS[attributes["rhs_scaling"]],
+                    lhs_scaling=call.LHS_SCALINGS[attributes["lhs_scaling"]],
+                    rhs_scaling=call.RHS_SCALINGS[attributes["rhs_scaling"]],
                     fast_accumulation=False,
                 )
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype
 from jax_grouped_gemm._src.arrays import cdiv, is_static
+from jax_grouped_gemm._src.quantized.format import ScaleLayout
 
 NO_DERIVATIVE = (
     "FP8 operands are constants to autodiff. Use jax_grouped_gemm.fp8_ragged_dot, which is "
@@ -26,13 +27,51 @@ BLOCK = 128
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
-LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
-LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
-"""The ways in which elements of lhs [m, k] share a scale. Kernels know each by its index."""
-RHS_SCALINGS = ("128x128", "kx1", "group")
-"""The ways in which elements of rhs [g, k, n] share a scale. Kernels know each by its index."""
-
 Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling(ScaleLayout):
+    """The elements of an FP8 operand that share a float32 scale: of lhs [m, k] or of rhs [k, n].
+
+    Attributes:
+      name: the words of messages and of `explain`.
+      column_major: whether scales of lhs are stored as [ceil(k / 128), m or more].
+    """
+
+    dtype: np.dtype = dataclasses.field(default=np.dtype(np.float32), kw_only=True)
+    name: str
+    column_major: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a matrix has one scale."""
+        return self.block == (None, None)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
+ROW_BLOCKS = Scaling((1, BLOCK), "1x128")
+ROWS = Scaling((1, None), "1xk")
+TENSOR = Scaling((None, None), "tensor")
+COLUMN_MAJOR = Scaling((1, BLOCK), "1x128 column-major", column_major=True)
+LHS_SCALINGS = {str(x): x for x in (ROW_BLOCKS, ROWS, TENSOR, COLUMN_MAJOR)}
+"""Scales of lhs [m, k], by the names that `scaled_ragged_dot` takes."""
+MATRIX_BLOCKS = Scaling((BLOCK, BLOCK), "128x128")
+COLUMNS = Scaling((None, 1), "kx1")
+GROUP = Scaling((None, None), "group")
+"""Scales of each matrix of rhs [g, k, n]."""
+IN_BLOCKS = dict(lhs_scaling=ROW_BLOCKS, rhs_scaling=MATRIX_BLOCKS)
+"""The scales of recipes, as parameters of a product."""
+TRANSPOSED_BLOCKS, TRANSPOSED_COLUMNS = Scaling((BLOCK, 1), "1x128"), Scaling((None, 1), "column")
+"""Scales of rows [m, k] in transposed blocks, whose products contract m."""
+
+
+def transposed_scaling(scale: Any) -> Scaling:
+    """Returns how rows in transposed blocks are scaled: by block and column, or by column."""
+    return TRANSPOSED_COLUMNS if scale.shape[-2] == 1 else TRANSPOSED_BLOCKS
 
 
 COLUMN_ROWS = 256

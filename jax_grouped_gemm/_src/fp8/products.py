@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS, Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
@@ -114,8 +114,7 @@ class Fp8Products:
     def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
         return dict(
             transpose_rhs=True,
-            lhs_scaling="1x128",
-            rhs_scaling="128x128",
+            **IN_BLOCKS,
             fast_accumulation=False,
             preferred_element_type=dtype,
             implementation=self.implementation,

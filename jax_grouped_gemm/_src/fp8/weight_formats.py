@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation, canonical_precision
-from jax_grouped_gemm._src.fp8.formats import BLOCK, LhsScaling
+from jax_grouped_gemm._src.fp8.formats import BLOCK, ROW_BLOCKS, ROWS, TENSOR
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.fp8.scaled.api import scaled_product
 from jax_grouped_gemm._src.quantized import pack
@@ -87,12 +87,8 @@ def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
     return Codes(_unpacked_codes(parts.values, matrix), parts.scales.T)
 
 
-ROW_SCALINGS: dict[str, LhsScaling] = {
-    "fp8_1x128": "1x128",
-    "fp8_row": "1xk",
-    "fp8_tensor": "tensor",
-}
-"""The `lhs_scaling` of `scaled_ragged_dot` for rows in each format."""
+ROW_SCALINGS = {"fp8_1x128": ROW_BLOCKS, "fp8_row": ROWS, "fp8_tensor": TENSOR}
+"""The scales of rows in each format."""
 
 FAST = {
     None: False,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8.formats import IN_BLOCKS
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
@@ -54,7 +55,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
     """Every compiled configuration of the FP8 products; returns the number of launches."""
     offset = np.zeros(1, np.int32)
     options = dict(preferred_element_type=np.dtype(jnp.bfloat16), implementation="cuda")
-    forward = dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
+    forward = dict(transpose_rhs=True, **IN_BLOCKS)
     launches = 0
     for k in (K, 496):  # whose scales are read one at a time, and four
         lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))

@@ -27,8 +27,15 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
+    COLUMNS,
+    GROUP,
     LHS_SCALINGS,
+    MATRIX_BLOCKS,
+    ROW_BLOCKS,
+    ROWS,
+    TENSOR,
     LhsScaling,
+    Scaling,
     checked_fp8_dtype,
     row_blocks,
 )
@@ -93,7 +100,8 @@ def scaled_ragged_dot(
         `batch_invariant` is given for one scale of all rows.
       NotImplementedError: see `ragged_dot`.
     """
-    if lhs_scaling != "1x128" and lhs_scaling in LHS_SCALINGS:
+    checked_choice("lhs_scaling", lhs_scaling, tuple(LHS_SCALINGS))
+    if lhs_scaling != "1x128":
         warnings.warn(
             f"scaled_ragged_dot: lhs_scaling={lhs_scaling!r} is deprecated and will be removed in "
             "0.4: multiply QuantizedArrays of the formats 'fp8_1x128', 'fp8_row' or 'fp8_tensor' "
@@ -107,7 +115,7 @@ def scaled_ragged_dot(
         rhs,
         rhs_scale,
         group_sizes,
-        lhs_scaling=lhs_scaling,
+        lhs_scaling=LHS_SCALINGS[lhs_scaling],
         transpose_rhs=transpose_rhs,
         preferred_element_type=preferred_element_type,
         group_offset=group_offset,
@@ -123,7 +131,7 @@ def scaled_product(
     rhs_scale: ArrayLike,
     group_sizes: ArrayLike,
     *,
-    lhs_scaling: LhsScaling,
+    lhs_scaling: Scaling,
     transpose_rhs: bool,
     preferred_element_type: DTypeLike,
     group_offset: ArrayLike | None,
@@ -148,11 +156,11 @@ def scaled_product(
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
     if checked_boolean("fast_accumulation", fast_accumulation) and (
-        lhs_scaling not in ("1xk", "tensor") or rhs_scaling == "128x128"
+        lhs_scaling.block[1] is not None or rhs_scaling.block[0] is not None
     ):
         raise ValueError(
             "fast_accumulation must be False where scales change along k, as with "
-            f"lhs_scaling={lhs_scaling!r} and rhs scaled by {rhs_scaling}"
+            f"lhs_scaling={str(lhs_scaling)!r} and rhs scaled by {rhs_scaling}"
         )
     offset = canonical_offset(group_offset)
     run_group_checks(group_sizes, m, offset, g)
@@ -279,17 +287,16 @@ def _scale_array(name: str, x: ArrayLike) -> jax.Array:
     return x
 
 
-def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Array:
+def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: Scaling) -> jax.Array:
     """Returns `scale` in the shape that the primitive takes for `scaling`."""
-    checked_choice("lhs_scaling", scaling, LHS_SCALINGS)
     blocks = cdiv(k, BLOCK)
     allowed: tuple[Any, ...]
     wanted: tuple[int, ...]
-    if scaling == "1x128":
+    if scaling == ROW_BLOCKS:
         allowed, wanted = ((m, blocks),), (m, blocks)
-    elif scaling == "1xk":
+    elif scaling == ROWS:
         allowed, wanted = ((m, 1), (m,)), (m, 1)
-    elif scaling == "tensor":
+    elif scaling == TENSOR:
         allowed, wanted = ((), (1,), (1, 1)), (1, 1)
     else:
         allowed, wanted = ((blocks, "M >= m, a multiple of 4"),), scale.shape
@@ -299,23 +306,24 @@ def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Arr
     if scale.shape not in allowed:
         raise TypeError(
             f"lhs_scale must have the shape {' or '.join(map(str, allowed))} with "
-            f"lhs_scaling={scaling!r}, got {scale.shape}; lhs_scaling={LHS_SCALINGS} names layouts"
+            f"lhs_scaling={str(scaling)!r}, got {scale.shape}; "
+            f"lhs_scaling={tuple(LHS_SCALINGS)} names layouts"
         )
     return scale.reshape(wanted)
 
 
 def _rhs_scale(
     scale: jax.Array, g: int, k: int, n: int, transpose_rhs: bool
-) -> tuple[jax.Array, str]:
+) -> tuple[jax.Array, Scaling]:
     blocks = (g, cdiv(k, BLOCK), cdiv(n, BLOCK))
     if transpose_rhs:
         blocks = (g, blocks[2], blocks[1])
     if scale.shape == blocks:
-        return scale, "128x128"
+        return scale, MATRIX_BLOCKS
     if scale.shape == (g, n):
-        return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), "kx1"
+        return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), COLUMNS
     if scale.shape in ((), (1,), (g,), (g, 1)):
-        return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), "group"
+        return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), GROUP
     raise TypeError(
         f"rhs_scale must have shape {blocks}, {(g, n)}, {(g,)} or (), got {scale.shape}"
     )

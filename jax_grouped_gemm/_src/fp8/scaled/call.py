@@ -12,7 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import pad_to
-from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS, split_e5m2
+from jax_grouped_gemm._src.fp8.formats import (
+    COLUMN_MAJOR,
+    COLUMNS,
+    GROUP,
+    MATRIX_BLOCKS,
+    ROW_BLOCKS,
+    ROWS,
+    TENSOR,
+    TRANSPOSED_COLUMNS,
+    split_e5m2,
+)
 from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
@@ -24,6 +34,10 @@ GATHERED_NONCONTRACTING_TARGET = "jax_grouped_gemm.gathered_scaled_noncontractin
 SCALED_CONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 
 PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
+
+LHS_SCALINGS = ROW_BLOCKS, ROWS, TENSOR, COLUMN_MAJOR
+RHS_SCALINGS = MATRIX_BLOCKS, COLUMNS, GROUP
+"""Kernels know the scales of each operand by their index."""
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -61,9 +75,9 @@ def scaled_noncontracting(
     addressable, kernel = plan.launched
     if problem.rhs != addressable.rhs:
         rhs, rhs_scale = rhs.mT, rhs_scale.mT
-    if problem.rhs_scaling == "kx1":
+    if problem.scales[1] == COLUMNS:
         rhs_scale = pad_to(rhs_scale[..., 0], (problem.g, addressable.n))
-    elif problem.rhs_scaling == "group":
+    elif problem.scales[1] == GROUP:
         rhs_scale = rhs_scale[..., 0]
     return call_kernel(
         SCALED_NONCONTRACTING_TARGET,
@@ -74,8 +88,8 @@ def scaled_noncontracting(
         rhs_scale,
         group_sizes,
         group_offset,
-        lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
-        rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+        lhs_scaling=np.int32(LHS_SCALINGS.index(problem.scales[0])),
+        rhs_scaling=np.int32(RHS_SCALINGS.index(problem.scales[1])),
         kind=kernel.schedule,
         fast_accumulation=problem.fast_accumulation,
         **_view(problem),
@@ -102,7 +116,7 @@ def scaled_contracting(
     if plan.kernel_problem is None:
         return zeros(problem)
     addressable, _ = plan.launched
-    if problem.lhs_scaling == "column" and problem.out_dtype == np.dtype(np.float32):
+    if problem.scales[0] == TRANSPOSED_COLUMNS and problem.out_dtype == np.dtype(np.float32):
         # The kernel that scales lhs at the end transposes its result, which needs 16 bits.
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))

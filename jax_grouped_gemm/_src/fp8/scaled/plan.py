@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static
+from jax_grouped_gemm._src.fp8 import formats
 from jax_grouped_gemm._src.fp8.formats import BLOCK, VIEWED_RHS, VIEWED_ROWS, viewed
-from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
+from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, without_scales
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.plan import (
     DEFAULT_TILE,
@@ -61,7 +62,7 @@ def _is_in_blocks(problem: ScaledProblem) -> bool:
 
     Some kernels apply other scales at the end, and some along k.
     """
-    return problem.rhs_scaling == "128x128"
+    return problem.scales[1] == formats.MATRIX_BLOCKS
 
 
 _of_fp8 = functools.partial(TiledKernel, lhs=FLOATS_8, rhs=FLOATS_8, out=FLOATS)
@@ -113,8 +114,7 @@ def noncontracting(
         lhs="mk",
         rhs="gnk" if params["transpose_rhs"] else "gkn",
         out="mn",
-        lhs_scaling=params["lhs_scaling"],
-        rhs_scaling=params["rhs_scaling"],
+        scales=(params["lhs_scaling"], params["rhs_scaling"]),
         b=0,
         r=0,
         fast_accumulation=params["fast_accumulation"],
@@ -122,7 +122,7 @@ def noncontracting(
     )
     # FP8 tensor cores read both operands along the contracted dimension.
     form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
-    if is_invariant(params["implementation"]) and problem.lhs_scaling == "tensor":
+    if is_invariant(params["implementation"]) and problem.scales[0].is_single:
         raise ValueError(
             f"{op}: lhs has one scale for all rows, which batch_invariant cannot have: a row's "
             "result would depend on the others; take a scale a row or a block, as in the formats "
@@ -154,8 +154,7 @@ def contracting(
         lhs="bkr",
         rhs="bnr",
         out="gkn",
-        lhs_scaling=rows_scaling(avals[1]),
-        rhs_scaling=rows_scaling(avals[3]),
+        scales=(formats.transposed_scaling(avals[1]), formats.transposed_scaling(avals[3])),
         m=params["num_rows"],
         view=place,
     )
@@ -178,7 +177,7 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     return (
         _takes_first(candidates, params)
         and not _swapping_pays(problem)
-        and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
+        and problem.scales == (formats.ROW_BLOCKS, formats.MATRIX_BLOCKS)
         and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape
         and not too_large_operands((lhs,))
@@ -194,7 +193,7 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     problem = candidates.problem
     return (
         _takes_first(candidates, params)
-        and (problem.lhs_scaling, problem.rhs_scaling) == ("column", "1x128")
+        and problem.scales == (formats.TRANSPOSED_COLUMNS, formats.TRANSPOSED_BLOCKS)
         and first.dtype == second.dtype
         and problem.n <= PAIRED_FP8_COLUMNS
     )

@@ -56,7 +56,8 @@ def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
     if view:
         return whole(operands, results)
     lhs, lhs_scale, rhs, rhs_scale, *_ = operands
-    has_row_scales = params["lhs_scaling"] in ("1x128", "1xk")
+    scaling = params["lhs_scaling"]
+    has_row_scales = scaling.block[0] == 1 and not scaling.column_major
     has_group_scales = rhs_scale.shape[-3] == rhs.shape[-3]
     n_k = "nk" if params["transpose_rhs"] else "kn"
     return Dims.of(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Shape
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaling, Shape
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
 
@@ -15,15 +15,14 @@ class ScaledProblem(RaggedProblem):
     """Static description of one product of FP8 operands with scales.
 
     Attributes:
-      lhs_scaling, rhs_scaling: the elements that share a scale.
+      scales: the elements of lhs and those of rhs that share a scale.
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.
       view: the part of a flat array that lhs is, or rhs in a contracting product; see `ScaledView`.
     """
 
-    lhs_scaling: str
-    rhs_scaling: str
+    scales: tuple[Scaling, Scaling]
     b: int
     r: int
     fast_accumulation: bool = False
@@ -34,13 +33,7 @@ class ScaledProblem(RaggedProblem):
         return super().counts() | rows
 
     def __str__(self) -> str:
-        scaling = f"scaled by {self.lhs_scaling} and {self.rhs_scaling}"
-        return f"{super().__str__()}, {scaling}"
-
-
-def rows_scaling(scale: Any) -> str:
-    """Returns how rows in transposed blocks are scaled: by block and column, or by column."""
-    return "column" if scale.shape[-2] == 1 else "1x128"
+        return f"{super().__str__()}, scaled by {self.scales[0]} and {self.scales[1]}"
 
 
 def without_scales(avals: Sequence[Any]) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.arrays import (
     vary_over,
     varying_axes,
 )
-from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaling
 from jax_grouped_gemm._src.fp8.quantize.reference import GroupBlocks
 from jax_grouped_gemm._src.ragged import reference
 
@@ -33,8 +33,8 @@ def scaled_ragged_noncontracting(
     group_offset: jax.Array,
     *,
     transpose_rhs: bool,
-    lhs_scaling: str,
-    rhs_scaling: str,
+    lhs_scaling: Scaling,
+    rhs_scaling: Scaling,
     preferred_element_type: np.dtype,
     fast_accumulation: bool,
 ) -> jax.Array:
@@ -43,11 +43,11 @@ def scaled_ragged_noncontracting(
     Args:
       lhs: [b?, m, k].
       lhs_scale: float32 [b?, m or 1, ceil(k / 128) or 1], transposed if `lhs_scaling` is
-        "1x128 column-major" and then with any number of columns from m on.
+        column-major and then with any number of columns from m on.
       rhs: [b?, g, k, n], or [b?, g, n, k] with `transpose_rhs`.
       rhs_scale: float32, each of the last two dimensions of `rhs` divided by 128, itself or 1.
       group_sizes, group_offset: see `reference.ragged_noncontracting`.
-      lhs_scaling, rhs_scaling: members of `LHS_SCALINGS` and `RHS_SCALINGS`.
+      lhs_scaling, rhs_scaling: the elements that share a scale.
       preferred_element_type: dtype of the result.
       fast_accumulation: allows less precision, which has no effect here.
 
@@ -58,15 +58,15 @@ def scaled_ragged_noncontracting(
     def unbatched(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset):
         m, k = lhs.shape
         axes = varying_axes(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-        if lhs_scaling == "1x128 column-major":
+        if lhs_scaling.column_major:
             lhs_scale = lhs_scale[:, :m].T
         if not transpose_rhs:
             rhs, rhs_scale = rhs.mT, rhs_scale.mT
         n = rhs.shape[1]
         if 0 in (*lhs.shape, *rhs.shape):
             return vary_over(jnp.zeros((m, n), preferred_element_type), axes)
-        rhs_scale = jnp.repeat(rhs_scale, BLOCK if rhs_scaling == "128x128" else 1, axis=1)
-        if rhs_scaling != "group":
+        rhs_scale = jnp.repeat(rhs_scale, rhs_scaling.block[1] or 1, axis=1)
+        if not rhs_scaling.is_single:
             rhs_scale = rhs_scale[:, :n]
         lhs, rhs = _Blocks(lhs, lhs_scale), _Blocks(rhs, rhs_scale)
 
