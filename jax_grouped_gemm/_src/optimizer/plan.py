@@ -17,6 +17,8 @@ UpdatePlan = Plan[UpdateProblem]
 
 MOMENTS = {"adamw_quantized": 2, "apply_and_quantize": 0}
 """Operands of each step between the gradient or update and the weights."""
+KERNELS = {name: Kernel(name) for name in MOMENTS}
+"""The kernel of each step."""
 
 
 def plan_update(
@@ -30,7 +32,7 @@ def plan_update(
     dtypes = tuple(np.dtype(x.dtype) for x in changes)
     problem = UpdateProblem(op, layout.flat(master), dtypes, dtype, layout, params["power_of_two"])
     reason = _reason(problem, master, params)
-    return Plan(problem, XLA if reason else Kernel(op), reason)
+    return Plan(problem, XLA if reason else KERNELS[op], reason)
 
 
 def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:

@@ -113,6 +113,8 @@ RESULTS: dict[str, Callable[..., Results]] = {
     ),
 }
 """The results of each quantiser, from its parameters and its operands' avals."""
+KERNELS = {name: Kernel(name) for name in RESULTS}
+"""The kernel of each quantiser."""
 
 
 def plan_quantizer(
@@ -125,5 +127,5 @@ def plan_quantizer(
     reason = too_large_operands((*avals, *(x for x in results if x is not None)))
     if params["implementation"] == "xla":
         reason = AS_ASKED
-    kernel = XLA if reason else Kernel(op)
+    kernel = XLA if reason else KERNELS[op]
     return QuantizePlan(problem, kernel, reason, None if reason else problem, results=results)
