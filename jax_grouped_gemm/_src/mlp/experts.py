@@ -30,7 +30,7 @@ from jax_grouped_gemm._src.mlp.operands import (
     Rows,
     named,
 )
-from jax_grouped_gemm._src.mlp.packed import primitive as packed
+from jax_grouped_gemm._src.mlp.packed import api as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows

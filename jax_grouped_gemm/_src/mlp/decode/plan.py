@@ -9,7 +9,7 @@ from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands
-from jax_grouped_gemm._src.mlp.packed.primitive import dequantized_reason
+from jax_grouped_gemm._src.mlp.packed.api import dequantized_reason
 from jax_grouped_gemm._src.mlp.plan import MlpPlan, plan_mlp, plan_packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem

@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.fallback import with_policy
 from jax_grouped_gemm._src.mlp.decode import call
 from jax_grouped_gemm._src.mlp.decode.plan import plan_decode
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands, Groups, MlpOperands, Rows, named
-from jax_grouped_gemm._src.mlp.packed import primitive as packed
+from jax_grouped_gemm._src.mlp.packed import api as packed
 from jax_grouped_gemm._src.mlp.plan import planner
 from jax_grouped_gemm._src.mlp.primitive import Options, bind, with_one_bias
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
