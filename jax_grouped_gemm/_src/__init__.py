@@ -21,7 +21,8 @@ from `quantized`; `fp8` from `ragged`; `muon` from `lists`; `mlp` from `ragged`,
 float32 weights, from `mlp`.
 
 `fp8` has folders for its quantisers, for products of operands with scales, for the matmul that
-quantises its operands, and for the choice of bf16 in place of a recipe. In `mlp`, `operands` has
-the types of a layer's operands, `layer` the derivative, `fp8` the layer with a recipe, `packed` the
-layer of packed weights, and `experts` chooses between them.
+quantises its operands, and for the choice of bf16 in place of a recipe. In `ragged`, `packed` is
+the product by packed weights. In `mlp`, `operands` has the types of a layer's operands, `layer` the
+derivative, `fp8` the layer with a recipe, `packed` the layer of packed weights, and `experts`
+chooses between them.
 """

@@ -32,6 +32,7 @@ from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
+from jax_grouped_gemm._src.ragged.packed.api import packed_product
 from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
@@ -151,8 +152,7 @@ def _of_quantized(
         sizes, params, _ = _checked(x, like, group_sizes, numbers, *map(options.get, names))
         offset = canonical_offset(options["group_offset"])
         run_group_checks(sizes, x.shape[0], offset, rhs.shape[0])
-        operands = primitive.PackedOperands(x, rhs, sizes, offset)
-        return primitive.packed_product(operands, **params)
+        return packed_product(x, rhs, sizes, offset, **params)
 
     def of_arrays(rhs: Any) -> jax.Array:
         return ragged_dot(x, rhs, group_sizes, **options)

@@ -8,23 +8,14 @@ dimensions are stored transposed. So the two primitives are differentiable to an
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, as_type
-from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.quantized import call as packed_call
-from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.plan import PackedProblem, dequantized_reason, plan_packed
-from jax_grouped_gemm._src.quantized.weights import with_arrays
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
@@ -256,94 +247,3 @@ def _product_into(accumulator, params):
 
 ACCUMULATE.def_jvp(_accumulate_jvp)
 ACCUMULATE.def_batching(_accumulate_batching)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PackedOperands:
-    """Rows [m, k], matrices [g, k, n], group sizes [G] and the group of the first matrix [1]."""
-
-    x: jax.Array
-    rhs: QuantizedArray
-    sizes: jax.Array
-    offset: jax.Array
-
-    def problem(self, dtype: np.dtype) -> PackedProblem:
-        """The product with a result of `dtype`."""
-        sizes = self.x.shape[0], self.sizes.shape[0]
-        return PackedProblem.of(self.x.dtype.name, self.rhs, np.dtype(dtype).name, *sizes)
-
-
-def packed_product(operands: PackedOperands, **options: Any) -> jax.Array:
-    """[m, n], with the matrices as they are or dequantised, whatever is faster.
-
-    Args:
-      operands: of which the matrices have the layout "packed".
-      options: parameters of `ragged_noncontracting`, but for its layouts.
-    """
-    problem = operands.problem(options["preferred_element_type"])
-    asked = options["precision"], options["implementation"]
-    if reason := dequantized_reason([problem], operands, *asked):
-        return _dequantized(operands, reason, **options)
-    leaves, tree = jax.tree.flatten(operands)
-    return PACKED_DOT.bind(*leaves, tree=tree, **options)
-
-
-def _dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Array:
-    x, layouts = operands.x, dict(transpose_lhs=False, transpose_rhs=False)
-
-    def of_array(rhs: Any) -> jax.Array:
-        return ragged_noncontracting(x, rhs, operands.sizes, operands.offset, **layouts, **options)
-
-    return with_arrays("ragged_dot", of_array, operands.rhs, x=x, name="lhs", reason=reason)
-
-
-def _packed_aval(*leaves: Any, tree: Any, preferred_element_type: Any, **_: Any) -> Any:
-    given: PackedOperands = tree.unflatten(leaves)
-    shape = given.x.shape[0], given.rhs.shape[2]
-    return PACKED_DOT.unsharded_aval(leaves, shape, preferred_element_type)
-
-
-def _plan_packed(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Any
-) -> Plan[PackedProblem]:
-    given: PackedOperands = params["tree"].unflatten(avals)
-    problem = given.problem(params["preferred_element_type"])
-    return plan_packed(problem, target, params["implementation"])
-
-
-def _call_packed(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) -> jax.Array:
-    *parts, sizes, offset = leaves
-    arrays = dict(zip(plan.problem.names, parts, strict=True))
-    return packed_call.dot(plan, x, arrays, (sizes, offset), {})
-
-
-def _packed_reference(
-    *leaves: jax.Array, tree: Any, implementation: Any = None, **options: Any
-) -> jax.Array:
-    return _dequantized(tree.unflatten(leaves), "", implementation=implementation, **options)
-
-
-def _packed_dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
-    """Devices split rows or groups: packed columns are gathered."""
-    letters = iter("acdefhijklnpqrstuvwxyz")
-    x, *parts, sizes, offset = operands
-    inner = ["".join(next(letters) for _ in part.shape[1:]) for part in parts]
-    of_parts = [f"g{spec}" for spec in inner]
-    return Dims.of("mK", *of_parts, "G", "o", to="mN", whole="KNGo" + "".join(inner))
-
-
-PACKED_DOT = Op(
-    name="packed_ragged_dot",
-    per_row=True,
-    operand_ranks=None,
-    targets=(packed_call.STREAMED, packed_call.DECODED),
-    avals=_packed_aval,
-    planner=_plan_packed,
-    planned=PRODUCT_OPTIONS,
-    call=_call_packed,
-    reference=_packed_reference,
-    dims=_packed_dims,
-    localizer=slices.of_groups,
-)
-PACKED_DOT.follow_reference()

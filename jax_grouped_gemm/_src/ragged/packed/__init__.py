@@ -1,0 +1,1 @@
+"""The ragged product by packed weights, as one operation."""
