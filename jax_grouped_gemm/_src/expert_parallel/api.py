@@ -105,25 +105,26 @@ def expert_parallel_mlp(
         "ppermute", a device's own tokens come first instead.
       combine: how partial results travel to the device that adds them up. "all_to_all" is one
         collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
-        fixed order, and rounded once. The transpose of this collective gathers the tokens. In the
-        backward pass, the collective itself therefore adds up the gradients of tokens. "auto" is
-        "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
+        fixed order, and rounded once. The layer gathers tokens by the transpose of this collective,
+        so that in the backward pass the collective itself adds up the gradients of tokens. "auto"
+        is "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
         one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
         requests from XLA. With NCCL's kernels no difference was measured.
       save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
-        devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
-        tokens again and multiplies them by wi_0 and wi_1 again; gate and up are not kept either.
-        They may have N times as many rows as in a layer on one device. "auto" is "rows" if copying
-        tokens to rows again would take more than 1 % of a step and buffers have room for at most
-        twice the rows of balanced experts. It is "x" in all other cases, and always with several
-        chunks or a recipe.
+        devices. "rows" keeps the local rows, in buffers for the worst case. Both also keep gate and
+        up, the products of the local rows with wi_0 and wi_1, which may have N times as many rows
+        as in a layer on one device. "nothing" keeps none of these arrays: the backward pass gathers
+        tokens again, and multiplies them by wi_0 and wi_1 again. "auto" is "rows" if copying tokens
+        to rows again would take more than 1 % of a step and buffers have room for at most twice the
+        rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
+        recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
         NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
         FP8 have no limit.
       biases: biases of this device's experts, see `moe.dropless_mlp`. The bias of wo is the same
-        on all devices along `tensor_axis`, and added once.
+        on all devices along `tensor_axis`, and is added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for this device's experts, see
@@ -141,9 +142,10 @@ def expert_parallel_mlp(
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
-      ValueError: an axis is not one of the mesh, or an option is invalid; or `batch_invariant`
-        together with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or if
-        "ragged_all_to_all" cannot run; or `quantized` with `tensor_axis` or without a recipe.
+      ValueError: an axis is not one of the mesh, or an option is invalid; `batch_invariant` is
+        given together with `buffer_factor`, `tensor_axis`, `combine` or the strategy "all_gather",
+        or where "ragged_all_to_all" cannot run; or `quantized` is given with `tensor_axis` or
+        without a recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)

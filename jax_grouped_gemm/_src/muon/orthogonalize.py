@@ -69,7 +69,7 @@ def orthogonalize(
       coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T: (a, b, c); or a
         sequence of such triples, one for each iteration, whose length then replaces `steps`; or a
         name. "classic" is one triple, which Optax calls "standard"; "dion" and "polar_express"
-        (arXiv:2505.16932, made for singular values up to 1.05) are five triples.
+        (arXiv:2505.16932, made for singular values up to 1.05) are five triples each.
       eps: added to the Frobenius norm. Every matrix is first divided by this sum.
       dtype: dtype of the iteration. The CUDA kernels support bfloat16, float16 and float32. float16
         is as fast as bfloat16 and eight times as accurate.
@@ -88,7 +88,7 @@ def orthogonalize(
         first step, so that this step starts with larger singular values.
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
-        Over explicit axes, types say so.
+        Over explicit axes it is not needed, because the types of the arrays say how they are split.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:

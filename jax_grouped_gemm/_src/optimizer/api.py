@@ -272,10 +272,11 @@ def adamw(
       learning_rate: a number or a function of the number of earlier steps. All numbers may be
         traced.
       b1, b2: decay rates of the mean of gradients and of the mean of their squares.
-      eps, eps_root: added to the root of the mean square, and under it.
+      eps, eps_root: `eps` is added to the root of the mean square, and `eps_root` to the mean
+        square under the root.
       mu_dtype: dtype of the mean of gradients, float32 (None) or bfloat16.
-      weight_decay: a number or a function of the number of earlier steps; float32 weights times
-        this and the learning rate are subtracted.
+      weight_decay: a number or a function of the number of earlier steps. A step subtracts
+        `weight_decay * learning_rate` times the float32 weights.
       mask: says which leaves decay: a tree of booleans whose structure is a prefix of the
         parameters', or a function of the parameters that returns such a tree. None means all.
       nesterov: whether to look ahead by one gradient.

@@ -178,12 +178,13 @@ class MoE(nnx.Module):
         in advance: see `quantize`.
       batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are
         batch invariant too.
-      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
-        None computes on one device. The parameters are the same, and so are checkpoints.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`.
+        With None the layer runs on one device. Parameters and checkpoints are the same in both
+        cases.
       token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
         and, with `expert_axis`, `moe.expert_parallel`.
-      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
-        `expert_axis`, see `moe.expert_parallel`.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: options of
+        `moe.expert_parallel`, which only a layer with an `expert_axis` uses.
       rngs: the "params" stream makes the parameters.
     """
 

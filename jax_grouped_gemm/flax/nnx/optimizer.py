@@ -76,9 +76,9 @@ class Optimizer(nnx.Module):
     def compute_model(self, model: nnx.Module) -> Any:
         """Returns a copy of `model` for `nnx.grad`, which then gives 16-bit gradients of experts.
 
-        The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
-        layers themselves do. XLA removes the casts, since layers read the quantised weights.
-        If the loss changes the copy, such as its statistics, `model` stays as it was.
+        If a quantised layer has a `dtype` of 16 bits, the copies of its matrices have this dtype.
+        XLA removes the casts, because the layer reads the quantised weights. If the loss changes
+        the copy, such as its statistics, `model` stays as it was.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
