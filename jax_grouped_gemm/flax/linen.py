@@ -179,8 +179,8 @@ class MoE(nn.Module):
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo. If it names axes, as `nn.with_partitioning`
         does, these replace the logical axes above.
-      gate_init: initialiser of the router, likewise.
-      bias_init: initialiser of all biases, likewise.
+      gate_init: initialiser of the router, which may name axes too.
+      bias_init: initialiser of all biases, which may name axes too.
       implementation: what computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
@@ -240,11 +240,12 @@ class MoE(nn.Module):
 
         Args:
           x: tokens [..., D].
-          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
-            expert, are zero in the result and count in no loss. None means that all are real.
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. Padding tokens
+            visit no expert, are zero in the result and count in no loss. None means that all tokens
+            are real.
 
         Raises:
-          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
             than a `moe.Routing` of `top_k` experts a token.
         """
         if not x.shape[-1]:

@@ -71,12 +71,12 @@ def expert_parallel_mlp(
         specs = P("expert"), P(), P("expert"), P("expert"), P("expert")
         jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=(P("expert"), P()))
 
-    With "all_gather", every device gathers the tokens of all devices and computes its experts for
-    them. Partial results are added up on the device of each token. With "ragged_all_to_all", each
-    row travels to its expert and back. That sends less data if tokens choose fewer experts than
-    there are devices. Each device moves and multiplies only rows of its own experts. No row is
-    dropped, and the host never waits: buffers have room for the worst case, and kernels do not read
-    the unused end of a buffer, but write zeros to it.
+    With the strategy "all_gather", every device gathers the tokens of all devices and computes its
+    experts for them. Partial results are added up on the device of each token. With the strategy
+    "ragged_all_to_all", each row travels to its expert and back. That sends less data if tokens
+    choose fewer experts than there are devices. Each device moves and multiplies only rows of its
+    own experts. No row is dropped, and the host never waits: buffers have room for the worst case,
+    and kernels do not read the unused end of a buffer, but write zeros to it.
 
     If tokens are replicated along a mesh axis of the layer (their type does not vary over it), they
     are not gathered along that axis, and a `psum` adds up the results along it.
@@ -92,9 +92,10 @@ def expert_parallel_mlp(
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
         faster, see `explain_expert_parallel`. "ragged_all_to_all" needs tokens that differ along
-        `expert_axis` and along no other axis. It needs GPUs of one process, because XLA by default
-        runs it in one process only. On other platforms, and under `jax.vmap(spmd_axis_name=...)`, a
-        reference that gathers takes its place. Under that `vmap`, "auto" is "all_gather".
+        `expert_axis` and along no other axis. It also needs GPUs of one process, because XLA by
+        default runs this collective in one process only. On other platforms, and under
+        `jax.vmap(spmd_axis_name=...)`, a reference that gathers takes its place. Under that `vmap`,
+        "auto" is "all_gather".
       chunks: into how many parts tokens are divided. The layer computes one part after the other.
         The buffers for the worst case become smaller by this factor, but matrices are read, and
         their gradients added, once for each chunk. "auto" is one chunk, which is fastest.

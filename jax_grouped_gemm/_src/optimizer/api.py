@@ -40,7 +40,7 @@ Schedule = Callable[[jax.Array], ArrayLike]
 class OptimizerState(NamedTuple):
     """The state of an `Optimizer`."""
 
-    inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
+    inner: Any  # an `AdamWState`, or the state of the Optax transformation
     master: Any  # float32 copies of parameters of 16 bits, None for others
     quantized: Any  # nested dictionaries with the names of the parameters
 
@@ -104,7 +104,8 @@ class Optimizer:
         Parameters of 16 bits get a float32 copy in the state, and steps optimise this copy.
 
         Raises:
-          TypeError: a chosen leaf is no stack of matrices, or of an unsuitable dtype.
+          TypeError: a leaf that `select` chooses is no stack of matrices, or has an unsuitable
+            dtype.
         """
         master = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else None, params)
         masters = _masters(params, master)

@@ -189,8 +189,8 @@ def combine(
 
     Args:
       rows: [m, ...] of any dtype; with `weights`, floating point or complex.
-      expert_order: the result of `sort_by_expert`, for m = T*k; or only its inverse, integers
-        [T, k], for any m.
+      expert_order: the result of `sort_by_expert`, for m = T*k; or only the field `inverse` of one,
+        integers [T, k], for any m.
       top_k: k; optional.
       weights: [T, k], floating point, by default ones.
       order: integers [m], the pair t * k + c of every row, if `expert_order` is only the inverse.

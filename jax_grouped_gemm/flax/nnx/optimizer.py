@@ -29,9 +29,9 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    It quantises the same layers as `quantize` would without a format, and ignores `select` of the
-    optimiser. The quantised weights are in the layers, as variables of the type `Quantized`.
-    Layers that share parameters share their quantised weights too.
+    It quantises the same layers as `quantize` would without a format, and ignores the attribute
+    `select` of `optimizer`. The quantised weights are in the layers, as variables of the type
+    `Quantized`. Layers that share parameters share their quantised weights too.
 
     Attributes:
       step: number of calls of `update`.
@@ -130,7 +130,7 @@ class Optimizer(nnx.Module):
 def quantized_state(quantized: Any) -> nnx.State:
     """Returns the `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
 
-    Use it in functions of `nnx.State`s:
+    Use it in functions that take `nnx.State`s:
 
         quantize(model)  # so that the graph has a place for them
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)
