@@ -101,7 +101,8 @@ def test_optimizer(dry_run):
     found = dry_run(optimizer.main)
     assert set(found) == {
         "tiny/program/bfloat16",
-        *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
+        "tiny/apply/float32",
+        *(f"tiny/adamw/{gradients}" for gradients in optimizer.GRADIENTS),
     }
     for record in found.values():
         for name, peer in record["peers"].items():
