@@ -240,7 +240,7 @@ def layers_fine() -> str:
         found = [case("layers_fine", f"{name}/{op}") for op in ("moe_forward", "moe_step")]
         sizes = [found[0]["shape"][x] for x in ("tokens", "embed", "hidden", "experts", "top_k")]
         rows.append([f"`{name}` {', '.join(map(str, sizes))}", *map(time_and_rate, found)])
-    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "with gradients us"], rows)
+    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "step us (TFLOP/s)"], rows)
 
 
 QUOTES = (
