@@ -23,6 +23,7 @@ and `xla_copy` adds and makes a copy in bfloat16. `copy` is the speed of memory.
 import argparse
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -230,8 +231,6 @@ class Running(Call):
 
 
 class StepPeer(Peer):
-    """One of `steps`, all of which need our package."""
-
     def __init__(self, name: str, role: Role, step: Step):
         self.name, self.role, self._step = name, role, step
 
@@ -295,6 +294,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     def measure(problem: Problem) -> dict:
+        gc.collect()  # calls of the case before, which name themselves
         compared = [StepPeer(name, *of) for name, of in steps(problem).items()]
         compared.append(Bandwidth("copy", copy_call))
         return session.compare(work(problem, options.seed), compared, host=False)
