@@ -309,9 +309,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     return [Job(problem.name, functools.partial(measure, problem)) for problem in problems]
 
 
-COMMAND = Command(
-    "benchmarks.optimizer", __doc__, jobs, add_arguments=add_arguments, time_limit=600
-)
+COMMAND = Command("benchmarks.optimizer", __doc__, jobs, add_arguments, time_limit=600)
 main = COMMAND.main
 
 if __name__ == "__main__":
