@@ -338,7 +338,7 @@ class Op:
     def _raise_impossible(self, reason: str, implementation: Any) -> None:
         asked = "batch_invariant" if is_invariant(implementation) else "implementation='cuda'"
         public = self.function.partition("(")[0]
-        name = f"{public} ({self.name})" if public else self.name
+        name = self.name if public in ("", self.name) else f"{public} ({self.name})"
         raise NotImplementedError(f"{asked} is impossible for {name}: {reason}")
 
 
