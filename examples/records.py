@@ -52,11 +52,17 @@ def speeds() -> str:
 
 
 def losses() -> Figure:
-    """Returns the picture: the loss of each step of each record that trains its router."""
+    """Returns the picture: the loss of each step of each run that trains all layers and routers."""
     from benchmarks.pictures import PALETTE, WIDTH, plt
 
     figure, axes = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
-    trained = [case for _, case in runs() if not case["shape"]["balanced"]]
+    cases = [case for _, case in runs()]
+    layers = max(case["shape"]["layers"] for case in cases)
+    trained = [
+        case
+        for case in cases
+        if case["shape"]["layers"] == layers and not case["shape"]["balanced"]
+    ]
     for case, color in zip(trained, PALETTE, strict=False):
         curve = case["peers"]["ours"]["losses"]
         style = "-" if case["devices"] == 1 else "--"
