@@ -52,16 +52,14 @@ def speeds() -> str:
 
 
 def losses() -> Figure:
-    """Returns the picture: the loss of each step of each run that trains all layers and routers."""
+    """Returns the picture: the losses of runs of the whole preset that train their routers."""
     from benchmarks.pictures import PALETTE, WIDTH, plt
 
     figure, axes = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
-    cases = [case for _, case in runs()]
-    layers = max(case["shape"]["layers"] for case in cases)
     trained = [
         case
-        for case in cases
-        if case["shape"]["layers"] == layers and not case["shape"]["balanced"]
+        for _, case in runs()
+        if "--layers" not in case["case"] and not case["shape"]["balanced"]
     ]
     for case, color in zip(trained, PALETTE, strict=False):
         curve = case["peers"]["ours"]["losses"]
