@@ -3,6 +3,8 @@
 Matrices that are split inside are exchanged twice. Before the iteration each device gets some
 whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
 devices it is cut into chunks: copy engines bring a chunk while the device iterates on another.
+
+Instead, each device may iterate on its own blocks, which it need not exchange.
 """
 
 from __future__ import annotations
