@@ -71,6 +71,13 @@ cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaSt
                     : is_general                     ? GradientForm::kGeneral
                     : is_plain(arguments.activation) ? GradientForm::kPlain
                                                      : GradientForm::kGated;
+  if (arguments.rows != nullptr) {
+    if (form != GradientForm::kPlain) return kNotCompiled;
+    return with_config<kType, Major::kK, GradientTiles>(tile, [&](auto config) {
+      using Problem = GatedGradient<decltype(config), GradientForm::kPlain, /*kGathers=*/true>;
+      return launch<Problem, sm90::FusedRoles>(arguments, stream);
+    });
+  }
   using Forms = OneOf<GradientForm::kPlain, GradientForm::kGated, GradientForm::kGeneral,
                       GradientForm::kUngated>;
   return Forms{form}([&](auto form) {

@@ -49,6 +49,9 @@ constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
 // Whether each CTA loads all of its rows itself, so that clusters share rhs.
 template <class P>
 constexpr bool kGathersOwnRows = requires { requires P::kGathersOwnRows; };
+// Whether three warps do: the two that load nothing else, and the one that loads rhs.
+template <class P>
+constexpr bool kGathersByThree = requires { requires P::kGathersByThree; };
 template <class P>
 concept GathersLhs =
     kGathersLhs<P> && requires(typename P::Params const& params, WorkTile const& work, int row) {

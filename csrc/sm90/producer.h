@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/epilogue/previous_result.h"
+#include "sm90/gather.h"
 #include "sm90/lockstep.h"
 #include "sm90/work.h"
 
@@ -24,6 +25,23 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
   using Config = typename Problem::Config;
   Lockstep lockstep(keeps_step<Problem>(params));
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    if constexpr (kGathersByThree<Problem> && Config::kLhsMajor == Major::kK) {
+      constexpr int kFirst = Config::kTileM - kRowsBesideRhs;
+      if (work.k_tiles > 0) find_rows<Problem, kRowsBesideRhs>(params, work, shared, kFirst);
+      __syncwarp();
+      if (cute::elect_one_sync()) {
+        if (begins_together<Problem>(params, work)) lockstep.wait(work.k_tiles);
+        bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
+        Mainloop::load(params, work, shared, stage, rank, [&](int step, auto const& at) {
+          if (both) load_found_rows<Problem, kRowsBesideRhs>(params, shared, at, kFirst, step);
+        });
+        if (keeps_step<Problem>(params)) lockstep.arrive();
+      }
+      return;
+    } else if constexpr (kGathersByThree<Problem>) {
+      load_rhs_and_contracted_rows<Problem>(params, work, shared, stage, rank);
+      return;
+    }
     if (threadIdx.x % kWarpSize == 0) {
       if (begins_together<Problem>(params, work)) lockstep.wait(work.k_tiles);
       Mainloop::load(params, work, shared, stage, rank);
