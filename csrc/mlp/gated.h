@@ -24,7 +24,8 @@ struct GatedProduct {
   static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs, kGathersOwnRows>;
+  static constexpr bool kGathersByThree = kGathersOwnRows;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs, kGathersOwnRows, kGathersByThree>;
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kAdds = false;
   static constexpr bool kSpreadsStores = true;

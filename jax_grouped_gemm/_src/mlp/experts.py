@@ -165,6 +165,14 @@ class Experts:
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
+    def sums_rows(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
+        """Whether `mlp` sums up the rows of each token of its own."""
+        if self.in_fp8:
+            return True
+        if self.weights.quantized or self.weights.wo is None or self.counts_rows:
+            return False
+        return plan.sums_rows(self._operands(rows, weights, groups), vars(self.options))
+
     def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
         """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""
         if callable(self.implementation) or self.weights_on_input or self.in_fp8:
@@ -217,9 +225,12 @@ class Experts:
 
         Args:
           rows, weights, groups: checked operands.
-          combines: whether the rows of each token are summed up, which products in FP8 do.
+          combines: whether the rows of each token are summed up, where `sums_rows` allows it.
         """
         given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
+        if combines and not self.in_fp8:
+            operands = self._operands(*given).aligned()
+            return layer.mlp(self.options, operands.promoted(), combines=True)
         if not self.in_fp8:
             return packed.mlp(self.function, self.options, self._operands(*given).aligned())
         return self._with_arrays(rows.x, lambda experts: experts._mlp_in_fp8(*given, combines))

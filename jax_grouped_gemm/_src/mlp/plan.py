@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    DownWeightsOperands,
     ExpertWeights,
     GradientOperands,
     MlpOperands,
@@ -52,6 +54,9 @@ FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 # rows. For more than two, weights are read more often (docs/notes/moe.md).
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
+
+# Columns of hidden up to which gradients read rows of dy in place instead of copies.
+COLUMNS_OF_DY_IN_PLACE = 256
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). Both gradients of the hidden layer are then alive until both
@@ -203,6 +208,22 @@ def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
     )
 
 
+def sums_rows(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
+    """Whether a layer that adds up the rows of each token reads dy in place in both products."""
+    problem = MlpProblem("gated_ragged_dot", operands.with_experts(wo=None, bo=None), params)
+    epilogue = Epilogue.of(params["activation"])
+    return (
+        operands.rows.inverse is not None
+        and is_fused(problem.op, problem.operands, params)
+        and not _has_few_rows(problem)
+        and _reads_in_place(problem)
+        and not operands.experts.has_biases
+        and epilogue == Epilogue(epilogue.alpha, 0.0, math.inf, 0.0)
+        and params["tile_choices"].wgrad in (None, DEFAULT_TILE)
+        and operands.experts.hidden_columns <= COLUMNS_OF_DY_IN_PLACE
+    )
+
+
 def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
     """Plans an MLP of packed matrices, which kernels compute."""
     operands, params = problem.operands, problem.params
@@ -255,14 +276,28 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     )
 
 
+def _gathering_dy(plan: MlpPlan) -> MlpPlan:
+    """Returns the plan of the gradient of hidden, with `gather` set."""
+    has_rows = plan.problem.operands.rows.rows is not None
+    return dataclasses.replace(plan, gather="in place" if has_rows else "")
+
+
+def _down_weights(plan: MlpPlan) -> MlpPlan:
+    """The plan of the gradient of wo from rows of dy in place."""
+    problem, (_, kernel) = plan.problem, plan.launched
+    one = _one_product(problem, problem.operands.hidden.shape[1])
+    workspace = workspace_bytes(contracting(*one).problem, kernel, plan.target)
+    return dataclasses.replace(plan, gather="in place", workspace_bytes=workspace)
+
+
 def _one_product(
-    problem: MlpProblem[PairedWeightsOperands], columns: Any
+    problem: MlpProblem[PairedWeightsOperands | DownWeightsOperands], columns: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns the operands and parameters of a weight gradient with so many columns."""
-    x, d0 = problem.operands.rows.x, problem.operands.d0
+    x, rows = problem.operands.rows.x, problem.operands.rows.num_rows
     avals = [
-        jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
-        jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
+        jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype),
+        jax.ShapeDtypeStruct((rows, columns), x.dtype),
         *problem.operands.groups.indices,
     ]
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
@@ -346,13 +381,18 @@ class Fusion:
 FUSIONS = {
     "gated_ragged_dot": Fusion(FORWARD_KERNELS, _gated_epilogue, _unfused_gated, _gathering),
     "biased_ragged_dot": Fusion(FORWARD_KERNELS, _biased_epilogue, _unfused_biased),
-    "gated_ragged_dot_transpose": Fusion(GRADIENT_KERNELS, _gradient_epilogue),
+    "gated_ragged_dot_transpose": Fusion(
+        GRADIENT_KERNELS, _gradient_epilogue, finish=_gathering_dy
+    ),
     "paired_ragged_dot": Fusion(PAIRED_KERNELS, lambda problem: "none, two products in one sum"),
     "paired_weight_gradients": Fusion(
         PAIRED_KERNELS,
         lambda problem: "none, two results",
         _unfused_paired_weights,
         _paired_weights,
+    ),
+    "down_weight_gradient": Fusion(
+        PAIRED_KERNELS, lambda problem: "none, stored as its transpose", finish=_down_weights
     ),
     "ragged_mlp_tangent": Fusion(),
 }
