@@ -28,9 +28,9 @@ void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::An
 // Without up, that and its gradient have one row, which nobody reads or writes. The workspace is
 // unused: all kernels of ragged products have one.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
-                          ffi::AnyBuffer down_weights, ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
-                          Sizes group_offset, Result dgate, Result dup, Result hidden,
-                          ffi::Result<Floats> dweights, WorkspaceResult,
+                          ffi::AnyBuffer down_weights, ffi::AnyBuffer gate, ffi::AnyBuffer up,
+                          Floats weights, Sizes group_sizes, Sizes group_offset, Result dgate,
+                          Result dup, Result hidden, ffi::Result<Floats> dweights, WorkspaceResult,
                           ffi::Dictionary attributes) {
   Call call(attributes);
   mlp::GradientArguments a{};
@@ -151,8 +151,7 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
 // workspace is unused unless groups are unequal.
 ffi::Error down_weight_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
                                 ffi::AnyBuffer hidden, Sizes group_sizes, Sizes group_offset,
-                                Result out, WorkspaceResult workspace,
-                                ffi::Dictionary attributes) {
+                                Result out, WorkspaceResult workspace, ffi::Dictionary attributes) {
   Call call(attributes);
   mlp::WeightGradientArguments a{};
   a.divisor = call.get<int32_t>("divisor");

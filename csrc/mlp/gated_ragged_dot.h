@@ -81,10 +81,10 @@ struct GatedArguments {
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
-// The gradients of the above, from dy [tokens, k] and the weights [local_groups, n, k] that hidden was
-// multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and that
-// of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n /
-// tile_n), m].
+// The gradients of the above, from dy [tokens, k] and the weights [local_groups, n, k] that hidden
+// was multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and
+// that of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n
+// / tile_n), m].
 struct GradientArguments {
   void const* dy;
   int const* rows;  // those of GatedArguments

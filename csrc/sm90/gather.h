@@ -196,8 +196,8 @@ __device__ void gather_own_rows(typename Problem::Params const& params, Shared& 
   });
 }
 
-// What a warp loads of lhs in each step of a tile where rows are contracted: kRows rows from `first`
-// on, in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
+// What a warp loads of lhs in each step of a tile where rows are contracted: kRows rows from
+// `first` on, in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
 template <class Problem, int kRows, class Shared, class Stage, class Begin>
 __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Params const& params,
                                                          WorkTile const& work, Shared& shared,
@@ -224,8 +224,7 @@ __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Param
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       begin(stage);
       uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address());
-      uint32_t const to =
-          cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) + first * kRowBytes;
+      uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) + first * kRowBytes;
       load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full, to, work.m);
       if (both) {
         load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full,
