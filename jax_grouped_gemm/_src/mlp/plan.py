@@ -55,8 +55,9 @@ FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
 
-# Columns of hidden up to which gradients read rows of dy in place instead of copies.
-COLUMNS_OF_DY_IN_PLACE = 256
+# Columns of hidden up to which gradients read rows of dy in place, and gradients of weights those of
+# x, instead of copies.
+DY_IN_PLACE, X_IN_PLACE = 256, 256
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). Both gradients of the hidden layer are then alive until both
@@ -216,11 +217,12 @@ def sums_rows(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
         operands.rows.inverse is not None
         and is_fused(problem.op, problem.operands, params)
         and not _has_few_rows(problem)
-        and _reads_in_place(problem)
-        and not operands.experts.has_biases
+        and epilogue is not None
         and epilogue == Epilogue(epilogue.alpha, 0.0, math.inf, 0.0)
+        and operands.experts.has_up
+        and not operands.experts.has_biases
         and params["tile_choices"].wgrad in (None, DEFAULT_TILE)
-        and operands.experts.hidden_columns <= COLUMNS_OF_DY_IN_PLACE
+        and operands.experts.hidden_columns <= DY_IN_PLACE
     )
 
 
@@ -267,8 +269,8 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # If one tile holds all columns, a cluster computes the same rows of both results, and reads
-    # the same rows of x for both.
-    in_place = columns <= kernel.tile.tile_n
+    # the same rows of x for both. If not, each block reads its own rows.
+    in_place = columns <= X_IN_PLACE
     return dataclasses.replace(
         plan,
         gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
