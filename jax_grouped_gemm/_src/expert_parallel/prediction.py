@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
+from jax_grouped_gemm._src.mlp.in_place import COLUMNS_OF_TILE, TILES_IN_PLACE
 
 ALL_TO_ALL = 220e9
 PPERMUTE = 215e9

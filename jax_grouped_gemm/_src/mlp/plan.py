@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 
-from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
+from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.invariance import is_invariant
-from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp import in_place
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
     DownWeightsOperands,
@@ -48,16 +47,6 @@ SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
-
-# Columns of hidden in a tile. Reading tokens in place is faster than copies up to two: a cluster
-# computes both from the same rows, and a tile that has all columns is the only one that reads its
-# rows. For more than two, weights are read more often (docs/notes/moe.md).
-COLUMNS_OF_TILE = 128
-TILES_IN_PLACE = 2
-
-# Columns of hidden up to which gradients read rows of dy in place, and gradients of weights those of
-# x, instead of copies.
-DY_IN_PLACE, X_IN_PLACE = 256, 256
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). Both gradients of the hidden layer are then alive until both
@@ -193,36 +182,17 @@ def _gathering(plan: MlpPlan) -> MlpPlan:
     problem: MlpProblem[MlpOperands] = plan.problem
     if problem.operands.rows.rows is None:
         return plan
-    in_place = _has_few_rows(problem) or _reads_in_place(problem)
-    return dataclasses.replace(plan, gather="in place" if in_place else "before")
-
-
-def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
-    """Whether the product of large groups is faster on tokens in place than on copies."""
-    experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
-    return (
-        epilogue is not None
-        and epilogue.is_sigmoid
-        and experts.has_up
-        and not experts.has_biases
-        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) <= TILES_IN_PLACE
-    )
+    reads_in_place = _has_few_rows(problem) or in_place.in_forward(problem)
+    return dataclasses.replace(plan, gather="in place" if reads_in_place else "before")
 
 
 def sums_rows(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
-    """Whether a layer that adds up the rows of each token reads dy in place in both products."""
+    """Whether a layer adds up the rows of each token itself, to read rows of dy in place."""
     problem = MlpProblem("gated_ragged_dot", operands.with_experts(wo=None, bo=None), params)
-    epilogue = Epilogue.of(params["activation"])
     return (
-        operands.rows.inverse is not None
+        in_place.in_gradients(operands, params)
         and is_fused(problem.op, problem.operands, params)
         and not _has_few_rows(problem)
-        and epilogue is not None
-        and epilogue == Epilogue(epilogue.alpha, 0.0, math.inf, 0.0)
-        and operands.experts.has_up
-        and not operands.experts.has_biases
-        and params["tile_choices"].wgrad in (None, DEFAULT_TILE)
-        and operands.experts.hidden_columns <= DY_IN_PLACE
     )
 
 
@@ -270,18 +240,20 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # If one tile holds all columns, a cluster computes the same rows of both results, and reads
     # the same rows of x for both. If not, each block reads its own rows.
-    in_place = columns <= X_IN_PLACE
+    of_x = "in place" if columns <= in_place.CONTRACTED_COLUMNS else "before"
     return dataclasses.replace(
         plan,
-        gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
+        gather="" if problem.operands.rows.rows is None else of_x,
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
     )
 
 
 def _gathering_dy(plan: MlpPlan) -> MlpPlan:
     """Returns the plan of the gradient of hidden, with `gather` set."""
-    has_rows = plan.problem.operands.rows.rows is not None
-    return dataclasses.replace(plan, gather="in place" if has_rows else "")
+    if plan.problem.operands.rows.rows is None:
+        return plan
+    of_dy = in_place.has_plain_gradient(plan.problem.params["activation"])
+    return dataclasses.replace(plan, gather="in place" if of_dy else "before")
 
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
