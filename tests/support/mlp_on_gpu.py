@@ -241,7 +241,7 @@ def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offs
 
 
 def rows_of_tokens(rng, tokens, embed, owned, dtype=BF16):
-    """Tokens, the token of each row, and the rows: NaN if no group owns them, zero without a token."""
+    """Tokens, the token of each row, and the rows: NaN without a group, zero without a token."""
     x = random(rng, (tokens + 1, embed), dtype)
     x[tokens] = np.nan
     rows = rng.integers(-20, tokens, len(owned)).astype(np.int32)
