@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.operands import MlpOperands
+from jax_grouped_gemm._src.mlp.operands import MlpOperands, PairedWeightsOperands
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
@@ -19,10 +19,15 @@ from jax_grouped_gemm._src.plan import DEFAULT_TILE
 COLUMNS_OF_TILE = 128
 TILES_IN_PLACE = 2
 
-# Columns of hidden up to which both products that need rows of dy read them in place.
-DY_COLUMNS = 256
-# Columns up to which gradients of the weights of gate and up read rows of x in place.
+# Columns of hidden up to which both products that need rows of dy read them in place: each block
+# loads its own rows.
+DY_COLUMNS = 768
+
+# Columns up to which the gradients of the weights of gate and up read rows of x in place: one tile
+# has all columns of a result. With more columns each block loads its own rows, which is faster for
+# groups of few rows in the mean.
 CONTRACTED_COLUMNS = 256
+FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
 
 
 def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
@@ -48,6 +53,14 @@ def in_gradients(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
         and experts.hidden_columns <= DY_COLUMNS
         and wgrad in (None, DEFAULT_TILE)
     )
+
+
+def in_weight_gradients(operands: PairedWeightsOperands) -> bool:
+    """Whether gradients of the weights of gate and up are faster on x in place than on copies."""
+    columns, rows = operands.d0.shape[1], operands.rows.num_rows
+    groups = operands.groups.sizes.shape[0]
+    has_few_rows = is_static(rows, groups) and rows <= FEW_ROWS * groups
+    return columns <= (FEW_ROWS_COLUMNS if has_few_rows else CONTRACTED_COLUMNS)
 
 
 def has_plain_gradient(activation: Activation) -> bool:

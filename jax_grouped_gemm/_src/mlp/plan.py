@@ -190,8 +190,8 @@ def sums_rows(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
     """Whether a layer adds up the rows of each token itself, to read rows of dy in place."""
     problem = MlpProblem("gated_ragged_dot", operands.with_experts(wo=None, bo=None), params)
     return (
-        in_place.in_gradients(operands, params)
-        and is_fused(problem.op, problem.operands, params)
+        is_fused(problem.op, problem.operands, params)
+        and in_place.in_gradients(operands, params)
         and not _has_few_rows(problem)
     )
 
@@ -238,12 +238,10 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
-    # If one tile holds all columns, a cluster computes the same rows of both results, and reads
-    # the same rows of x for both. If not, each block reads its own rows.
-    of_x = "in place" if columns <= in_place.CONTRACTED_COLUMNS else "before"
+    reads = in_place.in_weight_gradients(problem.operands)
     return dataclasses.replace(
         plan,
-        gather="" if problem.operands.rows.rows is None else of_x,
+        gather="" if problem.operands.rows.rows is None else "in place" if reads else "before",
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
     )
 
