@@ -9,7 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.mlp.in_place import DY_COLUMNS
+from jax_grouped_gemm._src.mlp.in_place import GRADIENT_COLUMNS
 from jax_grouped_gemm._src.mlp.plan import PAIRED_COLUMNS
 from tests.support import aot
 
@@ -108,7 +108,7 @@ def test_rows_are_gathered_again(h200):
     assert program.temporary_bytes < kept + 2 * M * F + 3 * 2 * M * D
 
 
-def test_narrow_experts_read_tokens_in_place(h200):
+def test_rows_are_read_in_place(h200):
     """No kernel copies rows of x or of y's cotangent."""
 
     def kernels_of(function, hidden):
@@ -116,10 +116,11 @@ def test_narrow_experts_read_tokens_in_place(h200):
         return h200.compile(function, TOKENS[0], *w, TOKENS[-1]).kernels
 
     copies = {"dispatch_rows", "gather_rows"}
-    for hidden in (64, 128, 256):
+    for hidden in (64, 128, 256, 768):
         assert not copies & set(kernels_of(layer, hidden))
         assert not copies & set(kernels_of(both(layer), hidden))
-    assert kernels_of(layer, 264).keys() & copies
+    assert not copies & set(kernels_of(layer, 776))
+    assert kernels_of(both(layer), 776).keys() & copies
 
 
 def test_what_is_kept(h200):
@@ -240,7 +241,7 @@ def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebib
     x = struct(tokens, embed)
     matrices = [struct(experts, embed, hidden)] * 2 + [struct(experts, hidden, embed)]
     program = h200.compile(run, x, *matrices, struct(tokens, experts, dtype=F32), x)
-    backward = dict(BACKWARD_OF_TOKENS if hidden <= DY_COLUMNS else BACKWARD)
+    backward = dict(BACKWARD_OF_TOKENS if hidden <= GRADIENT_COLUMNS else BACKWARD)
     if hidden > PAIRED_COLUMNS:
         del backward["paired_weight_gradients"]
         backward["ragged_contracting"] = 3

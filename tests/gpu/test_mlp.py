@@ -119,8 +119,9 @@ class TestInPlace:
 
     @pytest.mark.parametrize(
         "embed, hidden",
-        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (136, 104)],
-    )
+        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (136, 104),
+         (136, 264), (264, 768)],
+    )  # fmt: skip
     def test_rows_of_tokens(self, embed, hidden, rng):
         tokens, m = 500, 3040
         run = jax.jit(partial(jgg.gated_ragged_dot, implementation="cuda"))

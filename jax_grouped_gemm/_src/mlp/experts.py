@@ -18,7 +18,7 @@ from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
+from jax_grouped_gemm._src.mlp import composed, in_place, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
@@ -166,12 +166,12 @@ class Experts:
         return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
     def sums_rows(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
-        """Whether `mlp` sums up the rows of each token of its own."""
+        """Whether `mlp`, which takes tokens, sums up the rows of each token."""
         if self.in_fp8:
             return True
         if self.weights.quantized or self.weights.wo is None or self.counts_rows:
             return False
-        return plan.sums_rows(self._operands(rows, weights, groups), vars(self.options))
+        return in_place.of_dy(self._operands(rows, weights, groups), vars(self.options))
 
     def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
         """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""

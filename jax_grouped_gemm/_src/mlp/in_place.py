@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arrays import cdiv, is_static
+from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.operands import MlpOperands, PairedWeightsOperands
+from jax_grouped_gemm._src.mlp.operands import Groups, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
-# Columns of hidden in a tile. Reading tokens in place is faster than copies up to two: a cluster
-# computes both from the same rows, and a tile that has all columns is the only one that reads its
-# rows. For more than two, weights are read more often.
-COLUMNS_OF_TILE = 128
-TILES_IN_PLACE = 2
+# Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
+# the loads of rows takes longer than copying rows once.
+FORWARD_COLUMNS = 2880
 
-# Columns of hidden up to which both products that need rows of dy read them in place: each block
-# loads its own rows.
-DY_COLUMNS = 768
-
-# Columns up to which the gradients of the weights of gate and up read rows of x in place: one tile
-# has all columns of a result. With more columns each block loads its own rows, which is faster for
-# groups of few rows in the mean.
-CONTRACTED_COLUMNS = 256
+# Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
+# the same rows, which is faster than copies for groups of few rows in the mean.
+GRADIENT_COLUMNS = 256
 FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
 
 
@@ -38,29 +31,35 @@ def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
         and epilogue.is_sigmoid
         and experts.has_up
         and not experts.has_biases
-        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) <= TILES_IN_PLACE
+        and experts.hidden_columns <= FORWARD_COLUMNS
     )
 
 
-def in_gradients(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
-    """Whether the gradient of hidden and that of wo are faster on dy in place than on copies."""
+def gather(rows: Rows, reads_in_place: bool) -> Literal["", "before", "in place"]:
+    """How a kernel gets rows, as `MlpPlan.gather` has it."""
+    if rows.rows is None:
+        return ""
+    return "in place" if reads_in_place else "before"
+
+
+def of_dy(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
+    """Whether the gradients of hidden and of wo read rows of dy in place."""
     experts, wgrad = operands.experts, params["tile_choices"].wgrad
     return (
         operands.rows.inverse is not None
         and has_plain_gradient(params["activation"])
         and experts.has_up
         and not experts.has_biases
-        and experts.hidden_columns <= DY_COLUMNS
         and wgrad in (None, DEFAULT_TILE)
+        and in_gradients(operands.groups, operands.num_rows, experts.hidden_columns)
     )
 
 
-def in_weight_gradients(operands: PairedWeightsOperands) -> bool:
-    """Whether gradients of the weights of gate and up are faster on x in place than on copies."""
-    columns, rows = operands.d0.shape[1], operands.rows.num_rows
-    groups = operands.groups.sizes.shape[0]
-    has_few_rows = is_static(rows, groups) and rows <= FEW_ROWS * groups
-    return columns <= (FEW_ROWS_COLUMNS if has_few_rows else CONTRACTED_COLUMNS)
+def in_gradients(groups: Groups, rows: Any, columns: Any) -> bool:
+    """Whether gradients are faster on rows in place than on copies."""
+    count = groups.sizes.shape[0]
+    has_few_rows = is_static(rows, count) and rows <= FEW_ROWS * count
+    return columns <= (FEW_ROWS_COLUMNS if has_few_rows else GRADIENT_COLUMNS)
 
 
 def has_plain_gradient(activation: Activation) -> bool:

@@ -87,7 +87,7 @@ def _ragged_mlp_jvp(options, combines, primals, tangents):
 def mlp(options: Options, operands: MlpOperands, *, combines: bool = False) -> jax.Array:
     """Returns y [m, D], or hidden [m, F] without wo, for operands of one dtype.
 
-    With `combines`, of operands that `plan.sums_rows` takes, the rows of each token are summed up.
+    With `combines`, the rows of each token are summed up (`in_place.of_dy`).
     """
     has_down = operands.experts.wo is not None
     if has_down and not closes_over_traced(options, operands):

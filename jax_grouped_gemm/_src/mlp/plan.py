@@ -180,20 +180,8 @@ def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
 def _gathering(plan: MlpPlan) -> MlpPlan:
     """Returns the plan of a hidden layer, with `gather` set."""
     problem: MlpProblem[MlpOperands] = plan.problem
-    if problem.operands.rows.rows is None:
-        return plan
-    reads_in_place = _has_few_rows(problem) or in_place.in_forward(problem)
-    return dataclasses.replace(plan, gather="in place" if reads_in_place else "before")
-
-
-def sums_rows(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
-    """Whether a layer adds up the rows of each token itself, to read rows of dy in place."""
-    problem = MlpProblem("gated_ragged_dot", operands.with_experts(wo=None, bo=None), params)
-    return (
-        is_fused(problem.op, problem.operands, params)
-        and in_place.in_gradients(operands, params)
-        and not _has_few_rows(problem)
-    )
+    reads = _has_few_rows(problem) or in_place.in_forward(problem)
+    return dataclasses.replace(plan, gather=in_place.gather(problem.operands.rows, reads))
 
 
 def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
@@ -238,20 +226,19 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
-    reads = in_place.in_weight_gradients(problem.operands)
+    given = problem.operands
+    reads = in_place.in_gradients(given.groups, given.rows.num_rows, columns)
     return dataclasses.replace(
         plan,
-        gather="" if problem.operands.rows.rows is None else "in place" if reads else "before",
+        gather=in_place.gather(given.rows, reads),
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
     )
 
 
 def _gathering_dy(plan: MlpPlan) -> MlpPlan:
     """Returns the plan of the gradient of hidden, with `gather` set."""
-    if plan.problem.operands.rows.rows is None:
-        return plan
-    of_dy = in_place.has_plain_gradient(plan.problem.params["activation"])
-    return dataclasses.replace(plan, gather="in place" if of_dy else "before")
+    is_plain = in_place.has_plain_gradient(plan.problem.params["activation"])
+    return dataclasses.replace(plan, gather=in_place.gather(plan.problem.operands.rows, is_plain))
 
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
