@@ -24,8 +24,7 @@ struct GatedProduct {
   static constexpr bool kIsGeneral = kIsGeneral_;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  static constexpr bool kGathersByThree = kGathersOwnRows;
-  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs, kGathersOwnRows, kGathersByThree>;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs, kGathersOwnRows>;
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kAdds = false;
   static constexpr bool kSpreadsStores = true;

@@ -15,14 +15,14 @@ namespace jgg::mlp {
 enum class GradientForm : int { kPlain, kGated, kGeneral, kUngated };
 
 template <class Config_, GradientForm kForm, bool kGathers = false>
-struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers, kGathers> {
+struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers> {
   using Config = Config_;
   static constexpr bool kIsPlain = kForm == GradientForm::kPlain;
   static constexpr bool kHasUp = kForm != GradientForm::kUngated;
   using Function =
       std::conditional_t<kForm == GradientForm::kPlain || kForm == GradientForm::kGated,
                          GatedFunction, GeneralFunction>;
-  using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers, kGathers>;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   // The sums of a row take in columns past the last one, which have to be loaded as zeros.
   static_assert(!sm90::kIsNarrow<Config>);

@@ -17,14 +17,12 @@ namespace jgg::sm90 {
 
 // `kGathersLhs_` says that rows of lhs lie anywhere, `kGathersOwnRows_` that each CTA loads all of
 // its own (sm90/gather.h).
-template <class Config_, bool kGathersLhs_ = false, bool kGathersOwnRows_ = false,
-          bool kGathersByThree_ = false>
+template <class Config_, bool kGathersLhs_ = false, bool kGathersOwnRows_ = false>
 struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRows_> {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  static constexpr bool kGathersByThree = kGathersByThree_;
   // The boxes of contiguous rows would start at a multiple of 16 bytes, with rows of the group
   // before.
   static_assert(Config::kLhsMajor == Major::kK);

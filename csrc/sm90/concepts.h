@@ -46,12 +46,9 @@ concept SchedulesTiles = requires(typename P::Params const& params) {
 // Whether rows of lhs lie anywhere in memory (gather.h), and how to find the rows of a problem.
 template <class P>
 constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
-// Whether each CTA loads all of its rows itself, so that clusters share rhs.
+// Whether each CTA loads all of its rows itself, by three warps, so that clusters share rhs.
 template <class P>
 constexpr bool kGathersOwnRows = requires { requires P::kGathersOwnRows; };
-// Whether three warps do: the two that load nothing else, and the one that loads rhs.
-template <class P>
-constexpr bool kGathersByThree = requires { requires P::kGathersByThree; };
 template <class P>
 concept GathersLhs =
     kGathersLhs<P> && requires(typename P::Params const& params, WorkTile const& work, int row) {

@@ -5,15 +5,14 @@
 // and the stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any
 // other.
 //
-// The rate of issue limits such boxes: 128 of them take longer to issue than the products of a K
-// tile take. Clusters therefore share the lhs of all their tiles, and each CTA loads half of the
-// rows for both CTAs, by two warps that issue a box in about 20 cycles each. The issuing thread has
-// to be an elected one. If it is chosen in another way, the compiler does not know that it is a
-// single thread, makes a loop over lanes of each instruction, and a box takes 65 cycles.
+// The rate of issue limits such boxes: two warps take longer to issue 128 of them, in about 20
+// cycles each, than the products of a K tile take. There are two ways out. Clusters share the lhs
+// of all their tiles, and two warps of each CTA load half of the rows for both CTAs. Or clusters
+// share rhs, and three warps load all rows of their CTA; FP8 kernels do this too (scales/gather.h).
 //
-// If a tile has all columns of the result, no other tile has its rows: each CTA then loads its own
-// rows, 64 of them by each warp, and clusters share rhs. The steps of FP8 kernels take longer, so
-// each CTA loads all of its rows itself: scales/gather.h.
+// The issuing thread has to be an elected one. If it is chosen in another way, the compiler does
+// not know that it is a single thread, makes a loop over lanes of each instruction, and a box takes
+// 65 cycles.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -59,33 +58,26 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
   static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
   static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
-  constexpr bool kOwn = kGathersOwnRows<Problem>;
-  constexpr int kRows = kOwn ? kRowsPerConsumer : kWarpSize, kCtas = kOwn ? 1 : Config::kCluster;
-  int const first_row = warp * kRows;
+  int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    int const in_tile = (kOwn ? 0 : rank * kRowsPerConsumer) + first_row;
-    int const lane = threadIdx.x % kWarpSize;
+    int const in_tile = rank * kRowsPerConsumer + first_row, lane = threadIdx.x % kWarpSize;
     if (work.k_tiles > 0) {
-#pragma unroll
-      for (int row = lane; row < kRows; row += kWarpSize) {
-        int const index = Problem::gathered_index(params, work, work.m + in_tile + row);
-        shared.rows[first_row + row] = Problem::gathered_row(params, index);
-      }
+      int const index = Problem::gathered_index(params, work, work.m + in_tile + lane);
+      shared.rows[first_row + lane] = Problem::gathered_row(params, index);
     }
     __syncwarp();
     if (cute::elect_one_sync()) {
-      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead. The
-      // first box of a CTA that loads its own is: of a tile past the group's end too.
-      bool const has_rows = kOwn ? warp == 0 || Problem::rows_left(params, work) > first_row
-                                 : Problem::rows_left(params, work) > rank * kRowsPerConsumer;
+      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead.
+      bool const has_rows = Problem::rows_left(params, work) > rank * kRowsPerConsumer;
       auto at = stage;
       for (int step = 0; step < work.k_tiles; ++step, ++at) {
         shared.empty[at.stage].wait(at.phase ^ 1);
         if (!has_rows) continue;
         uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
         uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + in_tile * kRowBytes;
-        load_rows<kCtas, kRows>(Problem::gathered(params), rows, full, to, step * Config::kTileK);
+        load_rows<Config::kCluster>(Problem::gathered(params), rows, full, to,
+                                    step * Config::kTileK);
       }
     }
     stage += work.k_tiles;

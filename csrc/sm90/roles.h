@@ -43,7 +43,7 @@ struct LoadingRoles : TileRoles<Problem> {
   __device__ static void bring(Params const& params, Shared& shared, int rank, int warp)
     requires kGathersLhs<Problem>
   {
-    if constexpr (kGathersByThree<Problem>) {
+    if constexpr (kGathersOwnRows<Problem>) {
       if constexpr (Config::kLhsMajor == Major::kK) {
         gather_own_rows<Problem>(params, shared, warp);
       } else {
