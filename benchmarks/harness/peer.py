@@ -44,8 +44,8 @@ class Call:
 
     Where operands are rounded otherwise than the case says, `reference` computes the float32 result
     that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
-    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name;
-    their times are then in the results besides that of the whole.
+    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name, or
+    by the order in which it is asked; their times are then in the results besides the whole's.
     """
 
     def __init__(

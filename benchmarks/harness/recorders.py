@@ -60,12 +60,13 @@ class Sample:
     durations: tuple[float, ...] | None = None
 
     def parts(self, part_of: Callable[[str], str]) -> dict[str, float] | None:
-        """Microseconds of the activities of each part, which `part_of` names; None without any."""
+        """Microseconds of each part; None without any. `part_of` names an activity's, in order."""
         if self.activities is None or self.durations is None:
             return None
         sums: dict[str, float] = {}
         for name, us in zip(self.activities, self.durations, strict=True):
-            sums[part_of(name)] = sums.get(part_of(name), 0.0) + us
+            part = part_of(name)
+            sums[part] = sums.get(part, 0.0) + us
         return sums
 
 

@@ -7,6 +7,7 @@ up have their columns in turn, as QuACK wants them; weights are stored k-major, 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -147,6 +148,12 @@ def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
     return {kind: Product(kind, experts, m, k, n) for kind, (k, n) in sizes.items()}
 
 
+def parts_in_order(kinds: Sequence[str]) -> Callable[[str], str]:
+    """A `part_of` that tells products, whose kernels are named alike, by their order in a call."""
+    products, others = itertools.cycle(kinds), {"sum_of_rows": "combine"}
+    return lambda kernel: next(products) if "cutlass" in kernel else others.get(kernel, "PyTorch")
+
+
 class SeveralResults(TorchCall):
     """A call of several results, of which the first tells when the device has finished."""
 
@@ -275,7 +282,9 @@ class QuackLayer(Peer):
         def run() -> tuple:
             return compose(lambda kind, *inputs: of_kind[kind](configs.get(kind), *inputs))
 
-        return once(LayerCall(run, detail, inverse.reshape(tokens, top_k)))
+        call = LayerCall(run, detail, inverse.reshape(tokens, top_k))
+        call.part_of = parts_in_order(KINDS if problem.is_step else KINDS[:2])
+        return once(call)
 
 
 def _sum_of_rows():
@@ -285,7 +294,7 @@ def _sum_of_rows():
     import triton.language as tl
 
     @triton.jit
-    def kernel(
+    def sum_of_rows(
         rows, places, weights, out, columns,
         choices: tl.constexpr, weighted: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
@@ -305,16 +314,8 @@ def _sum_of_rows():
     def add(rows, places, tokens, weights=None):
         columns = rows.shape[1]
         out = torch.empty(tokens, columns, dtype=rows.dtype, device=rows.device)
-        kernel[tokens, triton.cdiv(columns, BLOCK)](
-            rows,
-            places,
-            weights,
-            out,
-            columns,
-            places.numel() // tokens,
-            weights is not None,
-            BLOCK,
-        )
+        top_k, grid = places.numel() // tokens, (tokens, triton.cdiv(columns, BLOCK))
+        sum_of_rows[grid](rows, places, weights, out, columns, top_k, weights is not None, BLOCK)
         return out
 
     return add
