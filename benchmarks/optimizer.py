@@ -305,9 +305,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
     add_choices(parser, "--gradients", GRADIENTS)
-    parser.add_argument(
-        "--parameters", type=float, default=3.1e8, help="of all experts of a step, at most"
-    )
+    parser.add_argument("--parameters", type=float, default=3.1e8, help="of a step, at most")
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

@@ -56,21 +56,6 @@ def candidates(kind: str) -> list[Config]:
     ]
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product as `Problem` has it, of m sorted rows, and which of `KINDS` it is."""
-
-    kind: str
-    groups: int
-    m: int
-    k: int
-    n: int
-    dtype: str = "bfloat16"
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.groups}x{self.m}x{self.k}x{self.n}/{self.dtype}"
-
-
 # (config or None for QuACK's default, tensors that other products gave) -> the results.
 Function = Callable[..., Sequence[Any]]
 # (kind, tensors that other products gave) -> the results.
@@ -135,17 +120,10 @@ def functions(
     }
 
 
-def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
-    """The products by name, for the file of configurations."""
-    sizes = {
-        "gate_up": (d, 2 * f),
-        "down": (f, d),
-        "gate_up_gradient": (d, f),
-        "down_weights": (d, f),
-        "x_gradient": (2 * f, d),
-        "gate_up_weights": (d, 2 * f),
-    }
-    return {kind: Product(kind, experts, m, k, n) for kind, (k, n) in sizes.items()}
+def products(experts: int, m: int, d: int, f: int) -> dict[str, str]:
+    """The products' names in the file of configurations, by kind."""
+    sizes = zip(KINDS, ((d, 2 * f), (f, d), (d, f), (d, f), (2 * f, d), (d, 2 * f)), strict=True)
+    return {kind: f"{kind}/{experts}x{m}x{k}x{n}/bfloat16" for kind, (k, n) in sizes}
 
 
 def parts_in_order(kinds: Sequence[str]) -> Callable[[str], str]:
@@ -184,7 +162,7 @@ def tuned(
     sweep: Sweep,
     compose: Callable[[Choice], object],
     of_kind: Mapping[str, Function],
-    named: Mapping[str, Product],
+    named: Mapping[str, str],
 ) -> dict[str, Config]:
     """The fastest configuration of each product that `compose` asks for, known or swept for.
 
