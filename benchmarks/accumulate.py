@@ -103,7 +103,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     return [Job(case.name, functools.partial(measure, case)) for case in cases]
 
 
-COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments=add_arguments)
+COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

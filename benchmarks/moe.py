@@ -286,13 +286,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 COMMAND = Command(
-    "benchmarks.moe",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    time_limit=480,
-    texts=texts,
+    "benchmarks.moe", __doc__, jobs, add_arguments, complete, time_limit=480, texts=texts
 )
 main = COMMAND.main
 

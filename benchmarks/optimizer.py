@@ -3,21 +3,21 @@
 python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
 
 The weights are those of a layer's experts, float32, as many experts as --parameters allow: what a
-parameter costs does not depend on their number. All steps are in place. Peers of `adamw`:
+parameter costs does not depend on their number. An expert of a smaller layer has as many rows as
+before. All steps are in place. Peers of `adamw`:
 
 - `ours`: one kernel for each stack of matrices writes moments, weights and FP8.
 - `optax_copy`: `optax.adamw`, and a copy of the new weights in bfloat16.
 - `optax_quantize`: `optax.adamw`, and `quantize_mlp` of the new weights.
 - `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
-- `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
 
 In `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
 weights that the optimiser wrote, `bf16` with the copy that `optax_copy` makes, and
 `fp8_layer` in FP8 with weights that the layer quantises. `part_fp8` and `part_bf16` are the layers
 alone, so that the sums of parts can be compared with the programs.
 
-In `apply`, updates are given: `ours` adds and quantises, and `xla_copy` adds and makes a copy in
-bfloat16. `copy` is the speed of memory.
+In `apply`, updates are given, in float32 as Optax's chains return them: `ours` adds and quantises,
+and `xla_copy` adds and makes a copy in bfloat16. `copy` is the speed of memory.
 """
 
 import argparse
@@ -88,31 +88,27 @@ class Step:
     """One way to take a step.
 
     Attributes:
-      start: of the parameters, gives what changes from step to step.
+      start: of the parameters, gives what changes from step to step, the float32 weights first.
       step: of what changes and the gradients, the same after the step.
-      masters: of what changes, the float32 weights.
       quantized: of what changes, the FP8 weights, or None.
     """
 
     start: Callable[[Params], Any]
     step: Callable[[Any, Params], Any]
-    masters: Callable[[Any], Params] = lambda state: state[0]
     quantized: Callable[[Any], Any] = lambda state: None
 
 
-def of_optimizer(optimizer: optim.Optimizer, dtype: str = "float32") -> Step:
-    """One of ours, for parameters of `dtype`."""
+def of_optimizer(optimizer: optim.Optimizer) -> Step:
+    """One of ours."""
 
     def start(params):
-        # A copy, since steps are in place.
-        params = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), params)
+        params = jax.tree.map(jnp.copy, params)  # steps are in place
         return params, jax.jit(optimizer.init)(params)
 
     return Step(
         start,
         lambda state, gradients: optimizer.step(state[0], gradients, state[1]),
-        lambda state: state[0] if dtype == "float32" else state[1].master,
-        lambda state: state[1].quantized,
+        quantized=lambda state: state[1].quantized,
     )
 
 
@@ -205,7 +201,6 @@ def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
         "optax_copy": (Role.GROUPED, of_optax(adamw, bfloat16_copy, False)),
         "optax_quantize": (Role.GROUPED, of_optax(adamw, quantize, True)),
         "ours_optax": (Role.VARIANT, of_optimizer(optim.quantized(adamw, **pinned))),
-        "ours_copy": (Role.VARIANT, of_optimizer(ours, "bfloat16")),
     }
 
 
@@ -223,7 +218,7 @@ class Running(Call):
         self._compiled = jax.jit(step.step, donate_argnums=0)
         self._gradients = gradients
         self._state = self._compiled(step.start(params), gradients)
-        masters, quantized = step.masters(self._state), step.quantized(self._state)
+        masters, quantized = self._state[0], step.quantized(self._state)
         self.error = 0.0
         if expected is not None:
             self.error = float(_largest_difference(masters, expected))
@@ -247,9 +242,8 @@ class StepPeer(Peer):
         self.name, self.role, self._step = name, role, step
 
     def prepare(self, problem, params, gradients, expected):
-        """Takes the first step. Parameters in 16 bits are other ones, and a layer alone keeps its
-        own, so that there is no judge."""
-        is_judged = self.name not in ("ours_copy", "part_fp8", "part_bf16")
+        """Takes the first step. A layer alone keeps its weights, so that there is no judge."""
+        is_judged = self.name not in ("part_fp8", "part_bf16")
         return Running(self._step, params, gradients, expected if is_judged else None)
 
 
@@ -296,16 +290,18 @@ def work(problem: Problem, seed: int) -> Workload:
 
 
 def fitting(layer: Layer, parameters: float) -> Layer:
-    """The layer with as many experts as have no more parameters than that."""
+    """The layer with as many experts as have no more parameters than that, and their tokens."""
     most = int(parameters // (3 * layer.embed * layer.hidden))
-    return dataclasses.replace(layer, experts=max(1, min(layer.experts, most)))
+    experts = max(layer.top_k, min(layer.experts, most))
+    tokens = layer.tokens * experts // layer.experts
+    return dataclasses.replace(layer, experts=experts, tokens=tokens)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
     add_choices(parser, "--gradients", GRADIENTS)
-    parser.add_argument("--parameters", type=float, default=3.1e8, help="of a step, at most")
+    parser.add_argument("--parameters", type=float, default=6.1e8, help="of a step, at most")
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
@@ -317,16 +313,14 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     problems = []
     for layer in [TINY] if options.dry_run else map(LAYERS.get, options.layers):
         for op in options.ops:
-            # Rows of an expert are as many as they are, and gradients what layers return.
-            of_op = layer if op == PROGRAM else fitting(layer, options.parameters)
-            dtypes = ["bfloat16"] if op == PROGRAM else options.gradients
+            # A program has the gradients that layers return.
+            dtypes = {PROGRAM: ["bfloat16"], APPLY: ["float32"]}.get(op, options.gradients)
+            of_op = fitting(layer, options.parameters)
             problems += [Problem(of_op, op, gradients) for gradients in dtypes]
     return [Job(problem.name, functools.partial(measure, problem)) for problem in problems]
 
 
-COMMAND = Command(
-    "benchmarks.optimizer", __doc__, jobs, add_arguments=add_arguments, time_limit=600
-)
+COMMAND = Command("benchmarks.optimizer", __doc__, jobs, add_arguments, time_limit=600)
 main = COMMAND.main
 
 if __name__ == "__main__":

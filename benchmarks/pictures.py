@@ -293,8 +293,13 @@ def losses() -> plt.Figure:
 
 
 def muon() -> plt.Figure:
-    found = [case for case in cases("muon").values() if case["op"] == "step"]
-    labels = {"adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
+    of_h100, of_h200 = (
+        [case for case in cases(topic).values() if case["op"] == "step"]
+        for topic in ("muon_h100", "muon")
+    )
+    found, card = (of_h100, "H100") if of_h100 else (of_h200, "H200")
+    labels = {"optax_adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
+    labels = {peer: label for peer, label in labels.items() if peer in found[0]["peers"]}
     figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
     rows, height = np.arange(len(found)), 0.8 / len(labels)
     for i, (peer, label) in enumerate(labels.items()):
@@ -303,7 +308,7 @@ def muon() -> plt.Figure:
         axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.set_yticks(rows, [case["shape"]["name"] for case in found])
     axes.invert_yaxis()
-    axes.set(xlabel="ms a step, H200", title="Steps of an optimiser")
+    axes.set(xlabel=f"ms a step, {card}", title="Steps of an optimiser")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend()
     return figure

@@ -1,6 +1,6 @@
 """The quotes of whole layers, of training, of Muon and of an H100."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.records_by_topic import (
@@ -149,29 +149,33 @@ def milliseconds(us: float) -> str:
     return f"{us / 1e3:.1f}"
 
 
-def of_muon(op: str, shown: Sequence[str], other: str, last: Sequence[str] = ()) -> list[list[str]]:
-    """Milliseconds of some peers, and the ratio of one of them to ours."""
+def of_muon(op: str, what: str, titles: Mapping[str, str], other: str) -> str:
+    """Milliseconds of the peers that some record has, and the ratio of one of them to ours."""
+    found = [
+        (card, one, {name: peer.get("median_us") for name, peer in one["peers"].items()})
+        for topic, card in {"muon": "H200", "muon_h100": "H100"}.items()
+        for one in cases(topic).values()
+        if one["op"] == op
+    ]
+    names = [name for name in titles if any(us.get(name) for *_, us in found)]
     rows = []
-    for topic, card in {"muon": "H200", "muon_h100": "H100"}.items():
-        for found in cases(topic).values():
-            if found["op"] == op:
-                us = {name: peer["median_us"] for name, peer in found["peers"].items()}
-                stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in found["shape"]["stacks"])
-                times = (milliseconds(us[name]) for name in (*shown, other))
-                ratio = f"{us[other] / us['ours']:.2f}"
-                rows.append([stacks, card, *times, ratio, *(milliseconds(us[x]) for x in last)])
-    return rows
+    for card, one, us in found:
+        stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in one["shape"]["stacks"])
+        times = (milliseconds(us[name]) if us.get(name) else "-" for name in names)
+        rows.append([stacks, card, *times, f"{us[other] / us['ours']:.2f}"])
+    return table([what, "GPU", *(titles[name] for name in names), "times ours"], rows)
 
 
 def muon() -> str:
-    header = ["matrices", "GPU", "ours ms", '`method="standard"`', "einsums in bf16", "times ours"]
-    return table(header, of_muon("newton_schulz", ("ours", "standard"), "einsum_bf16"))
+    titles = {"ours": "ours ms", "standard": '`method="standard"`', "iteration": "iteration alone"}
+    titles |= {"einsum_iteration": "einsums alone", "einsum_bf16": "einsums in bf16"}
+    return of_muon("newton_schulz", "matrices", titles, "einsum_bf16")
 
 
 def muon_steps() -> str:
-    header = ["parameters", "GPU", "ours ms", "in bf16", "`optax.contrib.muon`", "times ours"]
-    rows = of_muon("step", ("ours", "ours_bf16"), "optax_muon", ["adamw"])
-    return table([*header, "AdamW"], rows)
+    titles = {"ours": "ours ms", "bf16_gradients": "bf16 gradients", "optax_adamw": "AdamW"}
+    titles |= {"optax_muon": "`optax.contrib.muon`"}
+    return of_muon("step", "parameters", titles, "optax_muon")
 
 
 def data_parallel() -> str:
@@ -240,7 +244,7 @@ def layers_fine() -> str:
         found = [case("layers_fine", f"{name}/{op}") for op in ("moe_forward", "moe_step")]
         sizes = [found[0]["shape"][x] for x in ("tokens", "embed", "hidden", "experts", "top_k")]
         rows.append([f"`{name}` {', '.join(map(str, sizes))}", *map(time_and_rate, found)])
-    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "with gradients us"], rows)
+    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "step us (TFLOP/s)"], rows)
 
 
 QUOTES = (

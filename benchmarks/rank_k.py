@@ -186,7 +186,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments=add_arguments)
+COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

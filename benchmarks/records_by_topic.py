@@ -37,7 +37,7 @@ RECORDS = {
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
     "muon": ("h200_muon",),
-    "muon_h100": ("h100_muon",),
+    "muon_h100": tuple(path.stem for path in sorted(RESULTS.glob("h100_muon*.json"))),
     "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),

@@ -106,13 +106,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command(
-    "benchmarks.training",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    timed=False,
-    time_limit=600,
-    texts=texts,
+    "benchmarks.training", __doc__, jobs, add_arguments, timed=False, time_limit=600, texts=texts
 )
 main = COMMAND.main
 

@@ -103,9 +103,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command(
-    "benchmarks.weight_only", __doc__, jobs, add_arguments=add_arguments, complete=complete
-)
+COMMAND = Command("benchmarks.weight_only", __doc__, jobs, add_arguments, complete)
 main = COMMAND.main
 
 if __name__ == "__main__":

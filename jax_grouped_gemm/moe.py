@@ -205,15 +205,18 @@ def dropless_mlp(
         the experts. Other experts then contribute exactly zero. Under shard_map with
         ``group_offset = axis_index * experts_per_device``, the sum over devices (``jax.lax.psum``)
         is therefore the result of the whole layer.
-      implementation: of the ragged matmuls: None, "cuda" or "xla" as in
-        `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
+      implementation: what computes the ragged matmuls. None, "cuda" and "xla" are as in
+        `jax_grouped_gemm.ragged_dot`; any function with the signature of `jax.lax.ragged_dot` works
+        too.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the
         gradient of the result are then quantised once each. The layer has first derivatives in
         reverse mode only. It computes in bf16 where bf16 is predicted to be faster, see
-        `jax_grouped_gemm.Recipe`. None computes the matmuls in the dtype of their operands.
+        `jax_grouped_gemm.Recipe`. Without a recipe (None), matmuls are computed in the dtype of
+        their operands.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
-        These must have values, because the layer reads them where it computes in bf16.
+        Pass the real weights in these three, because the layer reads them where it computes in
+        bf16.
       token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
         under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
         Weights that are split are gathered. None takes all auto axes whose product divides that

@@ -66,29 +66,30 @@ def orthogonalize(
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
       steps: iterations, possibly traced. Five iterations with "classic" coefficients bring singular
         values above 0.002 of the Frobenius norm into the range 0.68 to 1.21.
-      coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T: (a, b, c); or a
+      coefficients: (a, b, c) of the iteration X <- a X + (b A + c A^2) X with A = X X^T; or a
         sequence of such triples, one for each iteration, whose length then replaces `steps`; or a
         name. "classic" is one triple, which Optax calls "standard"; "dion" and "polar_express"
-        (arXiv:2505.16932, made for singular values up to 1.05) are five triples.
+        (arXiv:2505.16932, made for singular values up to 1.05) are five triples each.
       eps: added to the Frobenius norm. Every matrix is first divided by this sum.
       dtype: dtype of the iteration. The CUDA kernels support bfloat16, float16 and float32. float16
         is as fast as bfloat16 and eight times as accurate.
       method: "standard" multiplies each matrix in every step. "gram", Gram Newton-Schulz, iterates
-        on the Gram matrix, and multiplies the matrix only after `restarts`. The less square a
-        matrix is, the more operations this saves. "gram" does not support bfloat16 or a traced
-        number of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
-        shorter one.
+        on the Gram matrix, and multiplies the matrix only at `restarts` and after the last step.
+        The less square a matrix is, the more operations this saves. "gram" does not support
+        bfloat16 or a traced number of steps. "auto" takes "gram" in float16 if the longer side is
+        at least 1.2 times the shorter one.
       restarts: for "gram", increasing step numbers after which the iteration computes new Gram
         matrices from the matrices. In 16 bits they may be at most three steps apart. None means
         every second step, but if the number of steps is odd the first restart is after three steps.
         With five steps this is (3,), which is as accurate as "standard"; (2,) is as fast and
         several times less accurate.
       scale: a factor of the results, one number or one for each entry of `matrices`.
-      preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
-        first step, so that this step starts with larger singular values.
+      preconditioning: the norm by which each matrix is divided before the first step: "frobenius",
+        or "schatten" for the Schatten-4 norm, with which this step starts with larger singular
+        values.
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
-        Over explicit axes, types say so.
+        Over explicit axes it is not needed, because the types of the arrays say how they are split.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:

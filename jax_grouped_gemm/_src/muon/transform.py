@@ -51,17 +51,16 @@ def scale_by_muon(
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`, which repeats `ns_coeffs`. This copy is not read.
-    Means are added up in float32 at least. They keep their dtype, whatever the dtype of the
-    gradients.
+    `optax.contrib.MuonState`. Its copy of `ns_coeffs` is not read. Means are added up in float32 at
+    least. They keep their dtype, whatever the dtype of the gradients.
 
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
       beta: decay of the mean of gradients.
       mu_dtype: dtype of the mean of gradients; None means that of the parameters.
       nesterov: whether to look ahead by one gradient.
-      adaptive: whether updates are multiplied by their dot product with the mean gradient before
-        orthogonalisation.
+      adaptive: whether the update of each leaf is multiplied by a number: the dot product of this
+        update and the mean gradient from which it was computed (arXiv:2409.20325).
       preconditioning: "frobenius" or "schatten", see `orthogonalize`. Optax's "spectral" and "aol"
         are not offered.
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
@@ -178,15 +177,15 @@ def muon(
     Args:
       learning_rate: scale of the updates, or a function of the number of earlier updates.
       ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive, preconditioning: as for
-        `scale_by_muon`; `eps`, `mu_dtype` and `nesterov` for AdamW too.
-      weight_decay: the parameters times this are added to an orthogonalised update, before the
-        learning rate. Needs `params` in `update`.
+        `scale_by_muon`. AdamW uses `eps`, `mu_dtype` and `nesterov` too.
+      weight_decay: this number times the parameters is added to an orthogonalised update, before
+        the sum is multiplied by the learning rate. Needs `params` in `update`.
       weight_decay_mask: says which matrices decay: a tree of booleans whose structure is a prefix
         of the parameters', or a function of the parameters that returns such a tree. None means
         all.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay: options of AdamW.
-      adam_learning_rate: as `learning_rate`, for AdamW; None means the same.
-      muon_weight_dimension_numbers: as for `scale_by_muon`, where None for a leaf gives it AdamW.
+      adam_learning_rate: the learning rate of AdamW. None means `learning_rate`.
+      muon_weight_dimension_numbers: as for `scale_by_muon`. A leaf whose entry is None gets AdamW.
         By default the last two axes of each leaf with two or more axes are a matrix.
       consistent_rms: if given, orthogonalised updates are scaled by
         sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
