@@ -4,7 +4,8 @@ python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
 
 `ours` is `moe.dropless_mlp` of packed weights; `dequantised` dequantises the weights in each call
 and multiplies those; `bf16` has weights that were dequantised before; `tokamax` multiplies int4 and
-int8 weights. All weights are the same numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
+int8 weights. All weights are the same numbers. Bytes are those of the experts that tokens visit, as
+they are stored for `ours`.
 """
 
 import argparse
