@@ -115,6 +115,24 @@ class EnqueuedCall(Call):
         return result
 
 
+class InPlaceCall(Call):
+    """Each call of a function takes, and overwrites, the state that the call before returned."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, *operands: Any):
+        super().__init__(self._step)
+        self._compiled = jax.jit(function, donate_argnums=0)
+        self._operands = operands
+        self.state = self._compiled(state, *operands)
+
+    def _step(self) -> Any:
+        self.state = self._compiled(self.state, *self._operands)
+        return self.state
+
+    def wait(self, result: Any) -> None:
+        # Results of earlier calls are overwritten.
+        jax.block_until_ready(self.state)
+
+
 class Peer:
     """An implementation to measure, in any of the suites; `needs` names modules, or "GPU".
 
