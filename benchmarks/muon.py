@@ -18,19 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from benchmarks.harness import check
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import (
-    Call,
-    JaxPeer,
-    NotOffered,
-    Peer,
-    Role,
-    missing_module,
-    pinned_implementation,
-)
+from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import segments
@@ -123,14 +116,8 @@ class OptimizerStep(Peer):
     """A whole step: of gradients, a state and parameters, to new ones and a copy in bfloat16."""
 
     def __init__(self, name: str, role: Role, make: Callable[[], Any], gradients: str = "float32"):
-        self.name = name
-        self.role = role
-        self.checked = False
-        self._make = make
-        self._gradients = gradients
-
-    def unavailable_reason(self) -> str | None:
-        return missing_module("optax") or super().unavailable_reason()
+        self.name, self.role, self.checked = name, role, False
+        self._make, self._gradients = make, gradients
 
     def prepare(self, problem, params, gradients):
         try:
@@ -158,23 +145,15 @@ def steps() -> list[Peer]:
         return lambda: muon(0.02, implementation=pinned_implementation(), **options)
 
     def optax_muon():
-        import optax
-
-        return optax.contrib.muon(
-            0.02, muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 2)
-        )
-
-    def adamw():
-        import optax
-
-        return optax.adamw(1e-3)
+        numbers = optax.contrib.MuonDimensionNumbers(1, 2)
+        return optax.contrib.muon(0.02, muon_weight_dimension_numbers=numbers)
 
     numbers = MuonDimensionNumbers()
     return [
         OptimizerStep("ours", Role.OURS, ours(muon_weight_dimension_numbers=numbers)),
         OptimizerStep("bf16_gradients", Role.VARIANT, ours(mu_dtype=jnp.bfloat16), "bfloat16"),
         OptimizerStep("optax_muon", Role.LOOP, optax_muon),
-        OptimizerStep("optax_adamw", Role.CEILING, adamw),
+        OptimizerStep("optax_adamw", Role.CEILING, lambda: optax.adamw(1e-3)),
     ]
 
 

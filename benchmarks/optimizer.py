@@ -37,7 +37,7 @@ from benchmarks.harness import check
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
+from benchmarks.harness.peer import InPlaceCall, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.moe import LAYERS, TINY, Layer, layer_function, operands
 from benchmarks.moe import Problem as MoeProblem
@@ -205,29 +205,18 @@ def _largest_difference(found: Params, expected: Params) -> jax.Array:
     return jnp.max(jnp.stack(jax.tree.leaves(differences)))
 
 
-class Running(Call):
+class Running(InPlaceCall):
     """Steps one after the other, each in place of the one before. The first is looked at."""
 
     def __init__(self, step: Step, params: Params, gradients: Params, expected: Params | None):
-        super().__init__(self._step)
-        self._compiled = jax.jit(step.step, donate_argnums=0)
-        self._gradients = gradients
-        self._state = self._compiled(step.start(params), gradients)
-        masters, quantized = self._state[0], step.quantized(self._state)
+        super().__init__(step.step, step.start(params), gradients)
+        masters, quantized = self.state[0], step.quantized(self.state)
         self.error = 0.0
         if expected is not None:
             self.error = float(_largest_difference(masters, expected))
         if quantized is not None:
             pair = (jax.tree.leaves(x) for x in (quantized, jax.jit(quantize)(masters)))
             self.error = float("inf") if differing_share(*pair) > 0 else self.error
-
-    def _step(self) -> Any:
-        self._state = self._compiled(self._state, self._gradients)
-        return self._state
-
-    def wait(self, result: Any) -> None:
-        # Results of earlier calls are overwritten.
-        jax.block_until_ready(self._state)
 
 
 class StepPeer(Peer):
@@ -289,7 +278,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
     add_choices(parser, "--gradients", GRADIENTS)
-    parser.add_argument("--parameters", type=float, default=6.1e8, help="of all experts, at most")
+    parser.add_argument("--parameters", type=float, default=6.1e8, help="of a step, at most")
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

@@ -65,14 +65,14 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def run(name: str) -> dict:
         role, implementation, recipe = PEERS[name]
+        if implementation is OURS:
+            implementation = pinned_implementation()
         try:
             found = train(
                 preset,
                 corpus,
                 name=name,
-                implementation=pinned_implementation()
-                if implementation is OURS
-                else implementation,
+                implementation=implementation,
                 recipe=recipe,
                 quantizes="layers" if name == "ours_fp8_layers" else "optimizer",
                 steps=steps,

@@ -3,8 +3,9 @@
 python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
 
 `ours` is `moe.dropless_mlp` of packed weights; `dequantised` dequantises the weights in each call
-and multiplies those; `bf16` has weights that were dequantised before. All weights are the same
-numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
+and multiplies those; `bf16` has weights that were dequantised before; `tokamax` multiplies int4 and
+int8 weights. All weights are the same numbers. Bytes are those of the experts that tokens visit, as
+they are stored for `ours`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.moe import TINY, Layer, Problem
+from benchmarks.peers.tokamax import TokamaxLayer
 
 # Other commands run all layers of benchmarks.moe by default, so this one is here.
 LAYERS = layers.LAYERS | {"gptoss_120b": Layer("gptoss_120b", 8192, 2880, 2880, 128, 4)}
@@ -56,6 +58,7 @@ def peers(problem: Problem) -> list[Peer]:
         peer("ours", Role.OURS, of_packed),
         peer("dequantised", Role.VARIANT, dequantised),
         peer("bf16", Role.VARIANT, lambda arrays, _: layer(*arrays)),
+        TokamaxLayer(),
     ]
 
 
