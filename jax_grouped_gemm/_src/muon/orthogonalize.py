@@ -87,8 +87,8 @@ def orthogonalize(
         several times less accurate.
       scale: a factor of the results, one number or one for each entry of `matrices`.
       preconditioning: the norm by which each matrix is divided before the first step: "frobenius",
-        or "schatten" for the Schatten-4 norm, with which this step starts with larger singular
-        values.
+        or "schatten" for the Schatten-4 norm. The Schatten-4 norm is smaller, so that the first
+        step starts with larger singular values.
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
         Over explicit axes it is not needed, because the types of the arrays say how they are split.

@@ -121,7 +121,7 @@ class Optimizer:
         return self._quantized(params, params if state is None else _masters(params, state.master))
 
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-        """Returns `params` for `jax.grad`, with the leaves that are quantised in `dtype`.
+        """Returns `params` for `jax.grad`, with `dtype` for the leaves that `select` chooses.
 
         Gradients of these leaves then have 16 bits too, so the step reads fewer bytes. Layers read
         the quantised weights, so XLA removes the unused casts.
