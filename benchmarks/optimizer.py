@@ -23,6 +23,7 @@ and `xla_copy` adds and makes a copy in bfloat16. `copy` is the speed of memory.
 import argparse
 import dataclasses
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -42,8 +43,7 @@ from benchmarks.moe import LAYERS, TINY, Layer, layer_function, operands
 from benchmarks.moe import Problem as MoeProblem
 from jax_grouped_gemm import optim
 
-ADAMW, APPLY, PROGRAM = "adamw", "apply", "program"
-OPS = (ADAMW, APPLY, PROGRAM)
+OPS = ADAMW, APPLY, PROGRAM = "adamw", "apply", "program"
 GRADIENTS = ("bfloat16", "float32")
 RATE = 1e-3
 RECIPE = jgg.Recipe()
@@ -99,8 +99,6 @@ class Step:
 
 
 def of_optimizer(optimizer: optim.Optimizer) -> Step:
-    """One of ours."""
-
     def start(params):
         params = jax.tree.map(jnp.copy, params)  # steps are in place
         return params, jax.jit(optimizer.init)(params)
@@ -131,12 +129,10 @@ def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: b
 
 
 def bfloat16_copy(params: Params) -> Params:
-    """The weights of a layer that computes in bfloat16."""
     return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 
 def quantize(params: Params) -> Any:
-    """The weights of a layer in FP8."""
     return jgg.quantize_mlp(**params, implementation=pinned_implementation())
 
 
@@ -185,7 +181,6 @@ def programs(problem: Problem) -> dict[str, tuple[Role, Step]]:
 
 
 def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
-    """The steps to measure, ours first."""
     if problem.op == PROGRAM:
         return programs(problem)
     pinned = dict(implementation=pinned_implementation())
@@ -225,8 +220,6 @@ class Running(InPlaceCall):
 
 
 class StepPeer(Peer):
-    """One of `steps`, all of which need our package."""
-
     def __init__(self, name: str, role: Role, step: Step):
         self.name, self.role, self._step = name, role, step
 
@@ -252,8 +245,7 @@ def work(problem: Problem, seed: int) -> Workload:
 
     @jax.jit
     def once(params, given):
-        is_layer = problem.op == PROGRAM
-        gradients = layer_gradients(problem, params, given) if is_layer else given
+        gradients = layer_gradients(problem, params, given) if problem.op == PROGRAM else given
         return expected.step(expected.start(params), gradients)[0]
 
     # FP8 weights are written in both layouts.
@@ -265,12 +257,8 @@ def work(problem: Problem, seed: int) -> Workload:
         problem,
         (params, given, once(params, given)),
         lambda call: (check.Error(call.error), call.error <= TOLERANCE[problem.op]),
-        description={
-            "shape": dataclasses.asdict(problem.layer),
-            "op": problem.op,
-            "parameters": problem.parameters,
-            "dtype": problem.gradients,
-        },
+        description=dict(shape=dataclasses.asdict(problem.layer), op=problem.op)
+        | dict(parameters=problem.parameters, dtype=problem.gradients),
         flops=0,
         bytes=traffic * problem.parameters,
         written_bytes=written * problem.parameters,
@@ -295,6 +283,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     def measure(problem: Problem) -> dict:
+        gc.collect()  # calls of the case before, which name themselves
         compared = [StepPeer(name, *of) for name, of in steps(problem).items()]
         compared.append(Bandwidth("copy", copy_call))
         return session.compare(work(problem, options.seed), compared, host=False)

@@ -11,6 +11,7 @@ from benchmarks.records_by_topic import (
     commits,
     microseconds,
     ours,
+    ratio,
     span,
     table,
     time_and_rate,
@@ -178,6 +179,22 @@ def muon_steps() -> str:
     return of_muon("step", "parameters", titles, "optax_muon")
 
 
+def optimizer() -> str:
+    rows, ops = [], ("adamw/bfloat16", "apply/float32", "program/bfloat16")
+    for name in layer_names("optimizer"):
+        step, update, program = (case("optimizer", f"{name}/{op}") for op in ops)
+        us = {peer: x["median_us"] for peer, x in program["peers"].items()}
+        optax = step["peers"].get("optax_copy", {}).get("median_us")
+        # The parts, if the optimiser took as long as Optax's.
+        parts = (us["part_bf16"] + optax) / (us["part_fp8"] + optax) if optax else None
+        others = ("optax_copy", "optax_quantize", "byte_floor")
+        first = [f"`{name}`, {program['parameters'] / 1e6:.0f} M", microseconds(step)]
+        first += [*(ratio(step, x) for x in others), ratio(update, "byte_floor")]
+        rows.append([*first, ratio(program, "bf16"), f"{parts:.2f}" if parts else "-"])
+    header = ["layer, parameters", "us", "Optax", "and `quantize_mlp`", "of a copy's speed"]
+    return table([*header, "update alone", "layer too", "by parts"], rows)
+
+
 def data_parallel() -> str:
     names = {
         "training": "training step of the demo's model, preset",
@@ -219,9 +236,9 @@ def h100() -> str:
 
 def h100_products() -> str:
     rows = []
-    for other, one, ratio in both("h100", "ragged"):
+    for other, one, slower in both("h100", "ragged"):
         best = best_grouped(one)
-        what, over = f"`{one['shape']['name']}` {one['op']}", f"{ratio:.2f}"
+        what, over = f"`{one['shape']['name']}` {one['op']}", f"{slower:.2f}"
         vs_best = f"{best[1]:.2f} {best[0]}" if best else "-"
         rows.append([what, time_and_rate(other), time_and_rate(one), over, vs_best])
     header = ["product", "H200 us (TFLOP/s)", "H100 us (TFLOP/s)", "H100 over H200"]
@@ -230,10 +247,10 @@ def h100_products() -> str:
 
 def h100_layers() -> str:
     rows = []
-    for other, one, ratio in both("h100_layers", "layers"):
+    for other, one, slower in both("h100_layers", "layers"):
         what = f"`{one['shape']['name']}` {'step' if one['op'] == 'moe_step' else 'forward'}"
         times = (f"{ours(case)['median_us']:.0f}" for case in (other, one))
-        rows.append([what, *times, f"{ratio:.2f}"])
+        rows.append([what, *times, f"{slower:.2f}"])
     header = ["layer", f"H200 us ({commits('layers')})", f"H100 us ({commits('h100_layers')})"]
     return table([*header, "H100 over H200"], rows)
 
@@ -249,6 +266,6 @@ def layers_fine() -> str:
 
 QUOTES = (
     layers, layers_fp8_range, layers_quack, layers_decode, layers_packed, layers_fine,
-    step, expert_parallel,
+    step, expert_parallel, optimizer,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip

@@ -36,6 +36,7 @@ RECORDS = {
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
+    "optimizer": ("h100_optimizer", "h100_optimizer_program"),
     "muon": ("h200_muon",),
     "muon_h100": tuple(path.stem for path in sorted(RESULTS.glob("h100_muon*.json"))),
     "data_parallel": ("h200_x2_data_parallel",),

@@ -52,11 +52,15 @@ def speeds() -> str:
 
 
 def losses() -> Figure:
-    """Returns the picture: the loss of each step of each record that trains its router."""
+    """Returns the picture: the losses of runs of the whole preset that train their routers."""
     from benchmarks.pictures import PALETTE, WIDTH, plt
 
     figure, axes = plt.subplots(figsize=(WIDTH, 4), layout="constrained")
-    trained = [case for _, case in runs() if not case["shape"]["balanced"]]
+    trained = [
+        case
+        for _, case in runs()
+        if "--layers" not in case["case"] and not case["shape"]["balanced"]
+    ]
     for case, color in zip(trained, PALETTE, strict=False):
         curve = case["peers"]["ours"]["losses"]
         style = "-" if case["devices"] == 1 else "--"

@@ -290,14 +290,16 @@ def _on_device(
     run_group_checks(group_sizes, order.shape[0], indices[1], matrices.count)
     if (y := experts.decoded(flat, routing, indices[1])) is not None:
         return y.reshape(x.shape)
-    if takes_tokens := experts.takes_tokens(rows, weights, groups):
-        out = experts.mlp(rows, weights, groups, combines=experts.in_fp8)
+    takes_tokens = experts.takes_tokens(rows, weights, groups)
+    sums_rows = takes_tokens and experts.sums_rows(rows, weights, groups)
+    if takes_tokens:
+        out = experts.mlp(rows, weights, groups, combines=sums_rows)
     else:
         # Zero in rows whose expert is not here, where a weight that is no number would stay one.
         owned = owned_rows(*indices, matrices.count, order.shape[0])
         weights = row_weights(weights, owned, weights)
         copies = dispatch(flat, expert_order, implementation=of_rows)
         out = experts.on_rows(copies, weights, groups)
-    if not (takes_tokens and experts.in_fp8):
+    if not sums_rows:
         out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
     return out.reshape(x.shape)

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
+    checked_boolean,
     checked_choice,
     checked_implementation,
 )
@@ -23,7 +24,7 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fallback import policy
 from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
-from jax_grouped_gemm._src.muon.exchange import Split, split_of, whole_on_one_device
+from jax_grouped_gemm._src.muon.exchange import Split, on_split_matrices, split_of
 
 # Not a class: `optax.inject_hyperparams` takes any callable for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
@@ -48,6 +49,7 @@ def orthogonalize(
     scale: ArrayLike | Sequence[ArrayLike] = 1.0,
     preconditioning: Preconditioning = "frobenius",
     shardings: Sequence[NamedSharding | None] | None = None,
+    blockwise: bool | jax.Array = False,
     implementation: Implementation = None,
 ) -> list[jax.Array]:
     """Approximates U V^T of each matrix U S V^T by Newton-Schulz iteration.
@@ -90,6 +92,11 @@ def orthogonalize(
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
         Over explicit axes it is not needed, because the types of the arrays say how they are split.
+      blockwise: a boolean, possibly traced: whether each device orthogonalises its own block of a
+        matrix whose rows or columns are split, in place of the whole matrix. Nothing is exchanged
+        then, but float32 is rounded as before an exchange. A block's result is multiplied by the
+        square root of the longer side of the block over the longer side of the matrix, so that its
+        elements are as large as those of whole matrices.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:
@@ -97,7 +104,7 @@ def orthogonalize(
 
     Raises:
       TypeError: `matrices` is no sequence of real floating-point arrays of two dimensions at least,
-        or `dtype` is not floating point.
+        `dtype` is not floating point, or `blockwise` is no boolean.
       ValueError: `steps` is negative, `coefficients` are not triples, an option is invalid, or
         both rows and columns are split.
     """
@@ -108,6 +115,7 @@ def orthogonalize(
     method = _checked_method(method, steps, dtype)
     checked_choice("preconditioning", preconditioning, get_args(Preconditioning))
     checked_implementation(implementation)
+    blockwise = _checked_blockwise(blockwise)
     is_traced = isinstance(steps, jax.Array)
     parts = [] if is_traced or method == "standard" else segments(triples, restarts, dtype)
     matrices = _checked_matrices(matrices)
@@ -158,7 +166,7 @@ def orthogonalize(
             own = [split for i in group if (split := splits[i])]
             if own:
                 xs = [_travelling(x, dtype) for x in xs]
-                ys = whole_on_one_device(iterate, xs, own)
+                ys = on_split_matrices(iterate, xs, own, blockwise)
             else:
                 ys = iterate(xs)
             for i, y in zip(group, ys, strict=True):
@@ -193,6 +201,14 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
             raise ValueError("method='gram' needs a static number of steps, got a traced one")
         return "standard"
     return method
+
+
+def _checked_blockwise(blockwise: bool | jax.Array) -> bool | jax.Array:
+    if not isinstance(blockwise, jax.Array):
+        return checked_boolean("blockwise", blockwise)
+    if blockwise.dtype != bool or blockwise.ndim:
+        raise TypeError(f"blockwise must be one boolean, got {jax.typeof(blockwise)}")
+    return blockwise
 
 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:

@@ -61,6 +61,7 @@ def _noncontracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
+    function="ragged_dot(lhs, rhs, group_sizes, group_offset)",
     per_row=True,
     operand_ranks=(2, 3, 1, 1),
     result_rank=2,
@@ -101,6 +102,7 @@ def _contracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 CONTRACTING = BilinearOp(
     name="ragged_contracting",
+    function="ragged_dot_general(lhs, rhs, group_sizes, group_offset)",
     operand_ranks=(2, 2, 1, 1),
     result_rank=3,
     targets=(call.CONTRACTING_TARGET,),
@@ -139,6 +141,7 @@ def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 ACCUMULATE = Op(
     name="ragged_accumulate",
+    function="ragged_dot_accumulate(accumulator, lhs, rhs, group_sizes, group_offset)",
     operand_ranks=(3, 2, 2, 1, 1),
     targets=(call.ACCUMULATE_TARGET,),
     avals=_accumulate_aval,
@@ -335,6 +338,7 @@ def _packed_dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
 
 PACKED_DOT = Op(
     name="packed_ragged_dot",
+    function="ragged_dot(lhs)",
     per_row=True,
     operand_ranks=None,
     targets=(packed_call.STREAMED, packed_call.DECODED),
