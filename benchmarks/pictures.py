@@ -314,6 +314,28 @@ def muon() -> plt.Figure:
     return figure
 
 
+def packed() -> plt.Figure:
+    """How many times as fast layers are with packed weights as with weights in bfloat16."""
+    results = read("h100_weight_only")
+    layers: dict[str, list[Mapping]] = {}
+    for case in results["cases"]:
+        layers.setdefault(case["shape"]["name"].rpartition("_")[0], []).append(case)
+    figure, found = plt.subplots(1, 3, figsize=(WIDTH, 3.4), layout="constrained", sharey=True)
+    for axes, (name, records) in zip(found, layers.items(), strict=True):
+        for format, color in zip(("mxfp4", "int4", "int8"), PALETTE, strict=False):
+            of_format = [record for record in records if record["weights"] == format]
+            tokens = [record["shape"]["tokens"] for record in of_format]
+            ratios = [record["ratios"]["bf16"] for record in of_format]
+            axes.plot(tokens, ratios, "o-", color=color, label=format)
+        axes.axhline(1, color=BLACK, linewidth=1)
+        axes.set(xscale="log", title=name, xlabel="tokens")
+        axes.spines[["top", "right"]].set_visible(False)
+    found[0].set(ylabel="times as fast as bf16 weights", ylim=0)
+    found[0].legend()
+    figure.suptitle(title(results))
+    return figure
+
+
 PICTURES = {
     "beside_stock": beside_stock,
     "relative_speed": lambda: relative_speed(read("h200_main")),
@@ -322,6 +344,7 @@ PICTURES = {
     "layer": layer,
     "losses": losses,
     "muon": muon,
+    "packed": packed,
 }
 
 

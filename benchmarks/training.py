@@ -43,10 +43,8 @@ def texts(results: Mapping) -> list[str]:
         for name, peer in record["peers"].items()
         if peer["status"] == "measured"
     ]  # fmt: skip
-    return [
-        report.table(["peer", "ms a step", "GiB", "held-out loss"], rows),
-        report.missing_lines(results["cases"]),
-    ]
+    table = report.table(["peer", "ms a step", "GiB", "held-out loss"], rows)
+    return [table, report.missing_lines(results["cases"])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,7 +48,7 @@ struct CutContracting : Whole_ {
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
                              Config::kCluster, Whole::kSharesLhs>(params.groups, params.grid, cuts,
-                                                                   cluster, clusters);
+                                                                  cluster, clusters);
   }
 
   template <class Arguments>

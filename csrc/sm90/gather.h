@@ -61,7 +61,8 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    int const in_tile = rank * kRowsPerConsumer + first_row, lane = threadIdx.x % kWarpSize;
+    int const in_tile = rank * kRowsPerConsumer + first_row;
+    int const lane = threadIdx.x % kWarpSize;
     if (work.k_tiles > 0) {
       int const index = Problem::gathered_index(params, work, work.m + in_tile + lane);
       shared.rows[first_row + lane] = Problem::gathered_row(params, index);

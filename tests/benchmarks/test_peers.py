@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import cutlass, grouped_gemm, rank_k
+from benchmarks import cutlass, grouped_gemm, moe, rank_k, weight_only
 from benchmarks.harness import cases
 from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
@@ -126,6 +126,18 @@ def test_kernels_of_a_quack_layer_have_parts_by_their_order():
     # Rounds follow each other.
     for _ in range(2):
         assert Sample(9.0, step, tuple(map(float, range(1, 11)))).parts(part_of) == expected
+
+
+def test_a_chain_has_a_layer_for_each_step_with_experts_of_its_own():
+    problem = moe.Problem(moe.TINY, "moe_forward")
+    (x, experts, *others), packed = given = weight_only.operands(moe.TINY, "int8", 0)
+    ours, bf16 = weight_only.peers(problem, np.asarray(experts), chain=2)
+    layer = moe.layer_function(problem, None)
+    (between,) = layer(x, experts, *others)
+    (expected,) = layer(between, (experts + moe.TINY.top_k) % moe.TINY.experts, *others)
+    np.testing.assert_array_equal(*(np.float32(y) for y in (*bf16.function(*given), expected)))
+    (found,) = ours.function(*given)
+    np.testing.assert_allclose(np.float32(found), np.float32(expected), atol=0.02)
 
 
 class Tensor:
