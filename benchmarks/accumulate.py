@@ -9,7 +9,6 @@ that is donated too; `ours_product` is the product alone, into float32.
 import argparse
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,35 +19,18 @@ from benchmarks.harness.cases import DISTRIBUTIONS, OPS, Case, Problem, select_s
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import Workload, ragged_workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
+from benchmarks.harness.peer import InPlaceCall, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers.ours import product
-
-
-class RunningSum(Call):
-    """A call that takes the result of the one before it as its accumulator."""
-
-    def __init__(self, add, accumulator: jax.Array, *operands: jax.Array):
-        super().__init__(self._add)
-        self._compiled = jax.jit(add, donate_argnums=0)
-        self._operands = operands
-        self._sum = self._compiled(accumulator, *operands)
-        self.first = self._sum + 0  # a copy: the sum is given away
-
-    def _add(self) -> jax.Array:
-        self._sum = self._compiled(self._sum, *self._operands)
-        return self._sum
-
-    def wait(self, result: Any) -> None:
-        # Results of earlier calls are overwritten.
-        jax.block_until_ready(self._sum)
 
 
 class AddingPeer(JaxPeer):
     """A function of (accumulator, lhs, rhs, group_sizes) whose accumulator is donated."""
 
     def prepare(self, problem, start, *operands):
-        return RunningSum(self.function, jnp.copy(start), *operands)
+        call = InPlaceCall(self.function, jnp.copy(start), *operands)
+        call.first = call.state + 0  # a copy: the sum is given away
+        return call
 
 
 def peers(problem: Problem) -> list[Peer]:
@@ -69,7 +51,7 @@ def work(case: Case, inputs: Inputs) -> Workload:
     start = jax.random.normal(jax.random.key(case.seed), problem.out_shape, jnp.float32)
     expected = start + inputs.reference(case, operands)
 
-    def judge(call: RunningSum) -> tuple[check.Error, bool]:
+    def judge(call: InPlaceCall) -> tuple[check.Error, bool]:
         error = check.compare(call.first, expected)
         del call.first
         return error, error.acceptable(problem)
@@ -103,7 +85,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     return [Job(case.name, functools.partial(measure, case)) for case in cases]
 
 
-COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments=add_arguments)
+COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -191,13 +191,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 COMMAND = Command(
-    "benchmarks.data_parallel",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    rounds=8,
-    texts=texts,
+    "benchmarks.data_parallel", __doc__, jobs, add_arguments, complete, rounds=8, texts=texts
 )
 main = COMMAND.main
 

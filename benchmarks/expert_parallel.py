@@ -346,14 +346,7 @@ def _numbers(layer: Layer) -> tuple[int, ...]:
 
 
 COMMAND = Command(
-    "benchmarks.expert_parallel",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    rounds=6,
-    time_limit=240,
-    texts=texts,
+    "benchmarks.expert_parallel", __doc__, jobs, add_arguments, complete, rounds=6, texts=texts
 )
 main = COMMAND.main
 

@@ -94,7 +94,7 @@ COMMAND = Command(
     "benchmarks.fp8_training",
     __doc__,
     jobs,
-    add_arguments=add_arguments,
+    add_arguments,
     timed=False,
     time_limit=3600,
     texts=texts,

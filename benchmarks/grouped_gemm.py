@@ -187,14 +187,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command(
-    "benchmarks.grouped_gemm",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    time_limit=900,
-)
+COMMAND = Command("benchmarks.grouped_gemm", __doc__, jobs, add_arguments, complete, time_limit=900)
 main = COMMAND.main
 
 if __name__ == "__main__":

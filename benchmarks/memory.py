@@ -90,13 +90,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command(
-    "benchmarks.memory",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    timed=False,
-    time_limit=1200,
-    texts=texts,
+    "benchmarks.memory", __doc__, jobs, add_arguments, timed=False, time_limit=1200, texts=texts
 )
 main = COMMAND.main
 

@@ -143,13 +143,11 @@ def peers(problem: Problem, options: argparse.Namespace) -> list[Peer]:
         function = layer_function(problem, implementation, **more)
         return JaxPeer(name, role, function, part_of=part_of)
 
+    invariant = ours("ours_batch_invariant", Role.VARIANT, implementation, batch_invariant=True)
     return [
         ours("ours", Role.OURS, implementation),
         ours("ours_unfused", Role.VARIANT, products),
-        *(
-            ours("ours_batch_invariant", Role.VARIANT, implementation, batch_invariant=True)
-            for _ in range(options.batch_invariant)
-        ),
+        *([invariant] if options.batch_invariant else []),
         QuackLayer(),
         QuackLayer(Sweep("quack_moe", options.sweep, options.retune)),
         *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if options.stock else []),
@@ -286,13 +284,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 COMMAND = Command(
-    "benchmarks.moe",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    complete=complete,
-    time_limit=480,
-    texts=texts,
+    "benchmarks.moe", __doc__, jobs, add_arguments, complete, time_limit=480, texts=texts
 )
 main = COMMAND.main
 

@@ -4,8 +4,10 @@ python -m benchmarks.muon --output benchmarks/results/muon.json
 
 `newton_schulz` orthogonalises matrices of 16 bits in five steps, by `optim.orthogonalize` and by
 the same iteration as batched einsums in bfloat16, which is what a JAX user writes today. FLOPs are
-those of that iteration. `step` is a whole step with float32 parameters, by `optim.muon`,
-`optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit beside each other.
+those of that iteration. `iteration` and `einsum_iteration` have no norms to find: their matrices
+are normalised before. `step` is a whole step with float32 parameters and a copy of them in
+bfloat16, by `optim.muon`, `optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit
+beside each other. `bf16_gradients` has gradients and momentum in bfloat16.
 """
 
 import argparse
@@ -16,44 +18,41 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from benchmarks.harness import check
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import (
-    Call,
-    JaxPeer,
-    NotOffered,
-    Peer,
-    Role,
-    missing_module,
-    pinned_implementation,
-)
+from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
+from jax_grouped_gemm._src.muon import iteration
+from jax_grouped_gemm._src.muon.coefficients import segments
+from jax_grouped_gemm._src.muon.orthogonalize import LEAST_GRAM_RATIO
 from jax_grouped_gemm.optim import COEFFICIENTS, MuonDimensionNumbers, muon, orthogonalize
 
 Shape = tuple[int, int, int]  # g, n, m: matrices [n, m], no taller than wide
 STEPS = 5
-SHAPES: dict[str, tuple[Shape, ...]] = {
-    "384x768x2048": ((384, 768, 2048),),
-    "24x4096x14336": ((24, 4096, 14336),),
-    "seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008)),
-    "96x2048x7168": ((96, 2048, 7168),),
-    "768x512x7168": ((768, 512, 7168),),
-}
-STEP_SHAPES: dict[str, tuple[Shape, ...]] = {
-    "384x768x2048": ((384, 768, 2048),),
-    "10x4096x14336": ((10, 4096, 14336),),
-    "seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008)),
-    "40x2048x7168": ((40, 2048, 7168),),
-    "160x512x7168": ((160, 512, 7168),),
-}
+
+
+def stacks(*names: str) -> dict[str, tuple[Shape, ...]]:
+    return {name: (tuple(map(int, name.split("x"))),) for name in names}
+
+
+SEVEN = {"seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008))}
+SHAPES = stacks("384x768x2048", "24x4096x14336", "96x2048x7168", "768x512x7168") | SEVEN
+STEP_SHAPES = stacks("384x768x2048", "10x4096x14336", "40x2048x7168", "160x512x7168") | SEVEN
 TINY: dict[str, tuple[Shape, ...]] = {"tiny": ((3, 16, 40), (2, 24, 24))}
 # Relative, of the iteration in float16 and bfloat16.
 TOLERANCE = {"float16": 0.03, "bfloat16": 0.12}
 
 
-def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
+@jax.jit
+def normalized(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return (wide / jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)).astype(x.dtype)
+
+
+def einsum_iteration(xs: Sequence[jax.Array]) -> list[jax.Array]:
     """The iteration without a kernel, in the dtype of the matrices."""
     a, b, c = COEFFICIENTS
 
@@ -62,24 +61,39 @@ def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
         polynomial = b * gram + c * jnp.einsum("gij,gjk->gik", gram, gram)
         return a * x + jnp.einsum("gij,gjk->gik", polynomial, x)
 
-    def one(x):
-        wide = x.astype(jnp.float32)
-        norm = jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)
-        x = (wide / norm).astype(x.dtype)
-        return functools.reduce(lambda x, _: step(x), range(STEPS), x)
+    return [functools.reduce(lambda x, _: step(x), range(STEPS), x) for x in xs]
 
-    return list(map(one, xs))
+
+def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
+    return einsum_iteration(list(map(normalized, xs)))
+
+
+def kernel_iteration(xs: Sequence[jax.Array]) -> list[jax.Array]:
+    """The products that `orthogonalize` takes for wide and for square matrices."""
+    triples = [COEFFICIENTS] * STEPS
+    products = iteration.Products(pinned_implementation(), [False])
+
+    def one(x):
+        if x.shape[2] < LEAST_GRAM_RATIO * x.shape[1]:
+            return iteration.standard([x], triples, products)
+        return iteration.gram([x], segments(triples, None, x.dtype), products)
+
+    return [y for x in xs for y in one(x)]
 
 
 class Iteration(JaxPeer):
-    """A function of a list of matrices, which it gets in its own dtype."""
+    """A function of a list of matrices, which it gets in its own dtype, of norm one if asked."""
 
-    def __init__(self, name: str, role: Role, dtype: str, function: Callable[..., Any]):
+    def __init__(
+        self, name: str, role: Role, dtype: str, function: Callable[..., Any], norm_one=False
+    ):
         super().__init__(name, role, lambda *xs: function(xs))
         self.dtype = dtype
+        self._norm_one = norm_one
 
     def prepare(self, problem, *operands):
-        call = super().prepare(problem, *(x.astype(self.dtype) for x in operands))
+        xs = [x.astype(self.dtype) for x in operands]
+        call = super().prepare(problem, *(map(normalized, xs) if self._norm_one else xs))
         call.detail = self.dtype
         return call
 
@@ -91,41 +105,36 @@ def iterations() -> list[Peer]:
 
     return [
         Iteration("ours", Role.OURS, "float16", ours()),
+        Iteration("iteration", Role.VARIANT, "float16", kernel_iteration, norm_one=True),
         Iteration("standard", Role.VARIANT, "float16", ours(method="standard")),
-        Iteration("gram", Role.VARIANT, "float16", ours(method="gram")),
-        Iteration("gram_2_4", Role.VARIANT, "float16", ours(method="gram", restarts=(2, 4))),
-        Iteration("standard_bf16", Role.VARIANT, "bfloat16", ours(dtype=jnp.bfloat16)),
         Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums),
+        Iteration("einsum_iteration", Role.LOOP, "bfloat16", einsum_iteration, norm_one=True),
     ]
 
 
 class OptimizerStep(Peer):
-    """A whole step: of gradients, a state and parameters, to new ones of both."""
+    """A whole step: of gradients, a state and parameters, to new ones and a copy in bfloat16."""
 
-    def __init__(self, name: str, role: Role, make: Callable[[], Any], dtype: str = "float32"):
-        self.name = name
-        self.role = role
-        self.checked = False
-        self._make = make
-        self._dtype = dtype
+    def __init__(self, name: str, role: Role, make: Callable[[], Any], gradients: str = "float32"):
+        self.name, self.role, self.checked = name, role, False
+        self._make, self._gradients = make, gradients
 
-    def unavailable_reason(self) -> str | None:
-        return missing_module("optax") or super().unavailable_reason()
-
-    def prepare(self, problem, *operands):
+    def prepare(self, problem, params, gradients):
         try:
             optimizer = self._make()
         except TypeError as error:
             raise NotOffered(str(error)) from error
-        params = [x.astype(self._dtype) for x in operands]
+        # Not the parameters: XLA would read both in one pass.
+        gradients = [x.astype(self._gradients) for x in gradients]
 
         @jax.jit
         def step(gradients, state, params):
             updates, state = optimizer.update(gradients, state, params)
-            return jax.tree.map(jnp.add, params, updates), state
+            params = jax.tree.map(jnp.add, params, updates)
+            return params, state, [x.astype(jnp.bfloat16) for x in params]
 
         state = optimizer.init(params)
-        call = Call(lambda: step(params, state, params), self._dtype)
+        call = Call(lambda: step(gradients, state, params), self._gradients)
         call.wait(call.run())
         return call
 
@@ -136,23 +145,15 @@ def steps() -> list[Peer]:
         return lambda: muon(0.02, implementation=pinned_implementation(), **options)
 
     def optax_muon():
-        import optax
-
-        return optax.contrib.muon(
-            0.02, muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 2)
-        )
-
-    def adamw():
-        import optax
-
-        return optax.adamw(1e-3)
+        numbers = optax.contrib.MuonDimensionNumbers(1, 2)
+        return optax.contrib.muon(0.02, muon_weight_dimension_numbers=numbers)
 
     numbers = MuonDimensionNumbers()
     return [
         OptimizerStep("ours", Role.OURS, ours(muon_weight_dimension_numbers=numbers)),
-        OptimizerStep("ours_bf16", Role.VARIANT, ours(), "bfloat16"),
+        OptimizerStep("bf16_gradients", Role.VARIANT, ours(mu_dtype=jnp.bfloat16), "bfloat16"),
         OptimizerStep("optax_muon", Role.LOOP, optax_muon),
-        OptimizerStep("adamw", Role.CEILING, adamw),
+        OptimizerStep("optax_adamw", Role.CEILING, lambda: optax.adamw(1e-3)),
     ]
 
 
@@ -160,14 +161,18 @@ def flops(shapes: Sequence[Shape]) -> int:
     return STEPS * sum(g * (4 * n * n * m + 2 * n**3) for g, n, m in shapes)
 
 
+def normal(shapes: Sequence[Shape], seed: int, dtype: str) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
+    return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
+
+
 def work(op: str, name: str, shapes: Sequence[Shape], seed: int) -> Workload:
     """Normal matrices, of which the first one of each stack is compared with float32."""
-    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
-    drawn = [
-        jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
-    ]
     exact = []
-    if op == "newton_schulz":
+    if op == "step":
+        drawn = [normal(shapes, 2 * seed + i, "float32") for i in range(2)]
+    else:
+        drawn = normal(shapes, seed, "bfloat16")
         with jax.default_matmul_precision("highest"):
             exact = einsums([x[:1].astype(jnp.float32) for x in drawn])
 
@@ -224,7 +229,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command("benchmarks.muon", __doc__, jobs, add_arguments=add_arguments, rounds=6)
+COMMAND = Command("benchmarks.muon", __doc__, jobs, add_arguments, rounds=6)
 main = COMMAND.main
 
 if __name__ == "__main__":

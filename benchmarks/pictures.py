@@ -293,8 +293,13 @@ def losses() -> plt.Figure:
 
 
 def muon() -> plt.Figure:
-    found = [case for case in cases("muon").values() if case["op"] == "step"]
-    labels = {"adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
+    of_h100, of_h200 = (
+        [case for case in cases(topic).values() if case["op"] == "step"]
+        for topic in ("muon_h100", "muon")
+    )
+    found, card = (of_h100, "H100") if of_h100 else (of_h200, "H200")
+    labels = {"optax_adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
+    labels = {peer: label for peer, label in labels.items() if peer in found[0]["peers"]}
     figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
     rows, height = np.arange(len(found)), 0.8 / len(labels)
     for i, (peer, label) in enumerate(labels.items()):
@@ -303,9 +308,31 @@ def muon() -> plt.Figure:
         axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.set_yticks(rows, [case["shape"]["name"] for case in found])
     axes.invert_yaxis()
-    axes.set(xlabel="ms a step, H200", title="Steps of an optimiser")
+    axes.set(xlabel=f"ms a step, {card}", title="Steps of an optimiser")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend()
+    return figure
+
+
+def packed() -> plt.Figure:
+    """How many times as fast layers are with packed weights as with weights in bfloat16."""
+    results = read("h100_weight_only")
+    layers: dict[str, list[Mapping]] = {}
+    for case in results["cases"]:
+        layers.setdefault(case["shape"]["name"].rpartition("_")[0], []).append(case)
+    figure, found = plt.subplots(1, 3, figsize=(WIDTH, 3.4), layout="constrained", sharey=True)
+    for axes, (name, records) in zip(found, layers.items(), strict=True):
+        for format, color in zip(("mxfp4", "int4", "int8"), PALETTE, strict=False):
+            of_format = [record for record in records if record["weights"] == format]
+            tokens = [record["shape"]["tokens"] for record in of_format]
+            ratios = [record["ratios"]["bf16"] for record in of_format]
+            axes.plot(tokens, ratios, "o-", color=color, label=format)
+        axes.axhline(1, color=BLACK, linewidth=1)
+        axes.set(xscale="log", title=name, xlabel="tokens")
+        axes.spines[["top", "right"]].set_visible(False)
+    found[0].set(ylabel="times as fast as bf16 weights", ylim=0)
+    found[0].legend()
+    figure.suptitle(title(results))
     return figure
 
 
@@ -317,6 +344,7 @@ PICTURES = {
     "layer": layer,
     "losses": losses,
     "muon": muon,
+    "packed": packed,
 }
 
 

@@ -1,6 +1,6 @@
 """The quotes of whole layers, of training, of Muon and of an H100."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.records_by_topic import (
@@ -11,6 +11,7 @@ from benchmarks.records_by_topic import (
     commits,
     microseconds,
     ours,
+    ratio,
     span,
     table,
     time_and_rate,
@@ -149,29 +150,49 @@ def milliseconds(us: float) -> str:
     return f"{us / 1e3:.1f}"
 
 
-def of_muon(op: str, shown: Sequence[str], other: str, last: Sequence[str] = ()) -> list[list[str]]:
-    """Milliseconds of some peers, and the ratio of one of them to ours."""
+def of_muon(op: str, what: str, titles: Mapping[str, str], other: str) -> str:
+    """Milliseconds of the peers that some record has, and the ratio of one of them to ours."""
+    found = [
+        (card, one, {name: peer.get("median_us") for name, peer in one["peers"].items()})
+        for topic, card in {"muon": "H200", "muon_h100": "H100"}.items()
+        for one in cases(topic).values()
+        if one["op"] == op
+    ]
+    names = [name for name in titles if any(us.get(name) for *_, us in found)]
     rows = []
-    for topic, card in {"muon": "H200", "muon_h100": "H100"}.items():
-        for found in cases(topic).values():
-            if found["op"] == op:
-                us = {name: peer["median_us"] for name, peer in found["peers"].items()}
-                stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in found["shape"]["stacks"])
-                times = (milliseconds(us[name]) for name in (*shown, other))
-                ratio = f"{us[other] / us['ours']:.2f}"
-                rows.append([stacks, card, *times, ratio, *(milliseconds(us[x]) for x in last)])
-    return rows
+    for card, one, us in found:
+        stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in one["shape"]["stacks"])
+        times = (milliseconds(us[name]) if us.get(name) else "-" for name in names)
+        rows.append([stacks, card, *times, f"{us[other] / us['ours']:.2f}"])
+    return table([what, "GPU", *(titles[name] for name in names), "times ours"], rows)
 
 
 def muon() -> str:
-    header = ["matrices", "GPU", "ours ms", '`method="standard"`', "einsums in bf16", "times ours"]
-    return table(header, of_muon("newton_schulz", ("ours", "standard"), "einsum_bf16"))
+    titles = {"ours": "ours ms", "standard": '`method="standard"`', "iteration": "iteration alone"}
+    titles |= {"einsum_iteration": "einsums alone", "einsum_bf16": "einsums in bf16"}
+    return of_muon("newton_schulz", "matrices", titles, "einsum_bf16")
 
 
 def muon_steps() -> str:
-    header = ["parameters", "GPU", "ours ms", "in bf16", "`optax.contrib.muon`", "times ours"]
-    rows = of_muon("step", ("ours", "ours_bf16"), "optax_muon", ["adamw"])
-    return table([*header, "AdamW"], rows)
+    titles = {"ours": "ours ms", "bf16_gradients": "bf16 gradients", "optax_adamw": "AdamW"}
+    titles |= {"optax_muon": "`optax.contrib.muon`"}
+    return of_muon("step", "parameters", titles, "optax_muon")
+
+
+def optimizer() -> str:
+    rows, ops = [], ("adamw/bfloat16", "apply/float32", "program/bfloat16")
+    for name in layer_names("optimizer"):
+        step, update, program = (case("optimizer", f"{name}/{op}") for op in ops)
+        us = {peer: x["median_us"] for peer, x in program["peers"].items()}
+        optax = step["peers"].get("optax_copy", {}).get("median_us")
+        # The parts, if the optimiser took as long as Optax's.
+        parts = (us["part_bf16"] + optax) / (us["part_fp8"] + optax) if optax else None
+        others = ("optax_copy", "optax_quantize", "byte_floor")
+        first = [f"`{name}`, {program['parameters'] / 1e6:.0f} M", microseconds(step)]
+        first += [*(ratio(step, x) for x in others), ratio(update, "byte_floor")]
+        rows.append([*first, ratio(program, "bf16"), f"{parts:.2f}" if parts else "-"])
+    header = ["layer, parameters", "us", "Optax", "and `quantize_mlp`", "of a copy's speed"]
+    return table([*header, "update alone", "layer too", "by parts"], rows)
 
 
 def data_parallel() -> str:
@@ -215,9 +236,9 @@ def h100() -> str:
 
 def h100_products() -> str:
     rows = []
-    for other, one, ratio in both("h100", "ragged"):
+    for other, one, slower in both("h100", "ragged"):
         best = best_grouped(one)
-        what, over = f"`{one['shape']['name']}` {one['op']}", f"{ratio:.2f}"
+        what, over = f"`{one['shape']['name']}` {one['op']}", f"{slower:.2f}"
         vs_best = f"{best[1]:.2f} {best[0]}" if best else "-"
         rows.append([what, time_and_rate(other), time_and_rate(one), over, vs_best])
     header = ["product", "H200 us (TFLOP/s)", "H100 us (TFLOP/s)", "H100 over H200"]
@@ -226,10 +247,10 @@ def h100_products() -> str:
 
 def h100_layers() -> str:
     rows = []
-    for other, one, ratio in both("h100_layers", "layers"):
+    for other, one, slower in both("h100_layers", "layers"):
         what = f"`{one['shape']['name']}` {'step' if one['op'] == 'moe_step' else 'forward'}"
         times = (f"{ours(case)['median_us']:.0f}" for case in (other, one))
-        rows.append([what, *times, f"{ratio:.2f}"])
+        rows.append([what, *times, f"{slower:.2f}"])
     header = ["layer", f"H200 us ({commits('layers')})", f"H100 us ({commits('h100_layers')})"]
     return table([*header, "H100 over H200"], rows)
 
@@ -240,11 +261,11 @@ def layers_fine() -> str:
         found = [case("layers_fine", f"{name}/{op}") for op in ("moe_forward", "moe_step")]
         sizes = [found[0]["shape"][x] for x in ("tokens", "embed", "hidden", "experts", "top_k")]
         rows.append([f"`{name}` {', '.join(map(str, sizes))}", *map(time_and_rate, found)])
-    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "with gradients us"], rows)
+    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "step us (TFLOP/s)"], rows)
 
 
 QUOTES = (
     layers, layers_fp8_range, layers_quack, layers_decode, layers_packed, layers_fine,
-    step, expert_parallel,
+    step, expert_parallel, optimizer,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip

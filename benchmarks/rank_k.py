@@ -124,15 +124,14 @@ def peers(update: Update) -> list[Peer]:
         # Functions of one operand get the other one too, and ignore it.
         return JaxPeer(name, role, at_precision(function, update.precision))
 
-    found = [
+    names = cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ()
+    return [
         jax_peer("ours", Role.OURS, ours(update)),
         jax_peer("symmetric", Role.VARIANT, ours(update, symmetrize_output=True)),
+        *(jax_peer(name, *of) for name, of in EXPRESSIONS[update.two_operands].items()),
+        CublasSymmetric(),
+        *map(cutlass.CutlassRank2k, names),
     ]
-    for name, (role, function) in EXPRESSIONS[update.two_operands].items():
-        found.append(jax_peer(name, role, function))
-    found.append(CublasSymmetric())
-    names = cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ()
-    return [*found, *map(cutlass.CutlassRank2k, names)]
 
 
 def work(update: Update, shape: Shape, seed: Sequence[int]) -> Workload:
@@ -186,7 +185,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments=add_arguments)
+COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -84,9 +84,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command(
-    "benchmarks.run", __doc__, jobs, add_arguments=add_arguments, complete=complete, rounds=20
-)
+COMMAND = Command("benchmarks.run", __doc__, jobs, add_arguments, complete, rounds=20)
 
 
 main = COMMAND.main

@@ -231,9 +231,7 @@ def main(
     arguments: Sequence[str] | None = None, write: Callable[[str], object] = print
 ) -> list[Verdict]:
     parser = parser_of("benchmarks.targets", __doc__)
-    parser.add_argument(
-        "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"
-    )
+    parser.add_argument("results", type=Path, nargs="+", help="JSON files, read as one")
     results = load(parser.parse_args(arguments).results)
     verdicts = check(results)
     for verdict in verdicts:

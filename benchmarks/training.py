@@ -43,10 +43,8 @@ def texts(results: Mapping) -> list[str]:
         for name, peer in record["peers"].items()
         if peer["status"] == "measured"
     ]  # fmt: skip
-    return [
-        report.table(["peer", "ms a step", "GiB", "held-out loss"], rows),
-        report.missing_lines(results["cases"]),
-    ]
+    table = report.table(["peer", "ms a step", "GiB", "held-out loss"], rows)
+    return [table, report.missing_lines(results["cases"])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,14 +63,14 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def run(name: str) -> dict:
         role, implementation, recipe = PEERS[name]
+        if implementation is OURS:
+            implementation = pinned_implementation()
         try:
             found = train(
                 preset,
                 corpus,
                 name=name,
-                implementation=pinned_implementation()
-                if implementation is OURS
-                else implementation,
+                implementation=implementation,
                 recipe=recipe,
                 quantizes="layers" if name == "ours_fp8_layers" else "optimizer",
                 steps=steps,
@@ -106,13 +104,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command(
-    "benchmarks.training",
-    __doc__,
-    jobs,
-    add_arguments=add_arguments,
-    timed=False,
-    time_limit=600,
-    texts=texts,
+    "benchmarks.training", __doc__, jobs, add_arguments, timed=False, time_limit=600, texts=texts
 )
 main = COMMAND.main
 

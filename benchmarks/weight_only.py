@@ -3,8 +3,10 @@
 python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
 
 `ours` is `moe.dropless_mlp` of packed weights; `dequantised` dequantises the weights in each call
-and multiplies those; `bf16` has weights that were dequantised before. All weights are the same
-numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
+and multiplies those; `bf16` has weights that were dequantised before; `tokamax` multiplies int4 and
+int8 weights. All weights are the same numbers. Bytes are those of the experts that tokens visit, as
+they are stored for `ours`. With `--chain 16`, a call has 16 layers that visit different experts,
+and its wall time counts the gaps between kernels.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jax_grouped_gemm as jgg
 from benchmarks import moe as layers
@@ -22,6 +25,7 @@ from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.moe import TINY, Layer, Problem
+from benchmarks.peers.tokamax import TokamaxLayer
 
 # Other commands run all layers of benchmarks.moe by default, so this one is here.
 LAYERS = layers.LAYERS | {"gptoss_120b": Layer("gptoss_120b", 8192, 2880, 2880, 128, 4)}
@@ -38,9 +42,16 @@ def operands(layer: Layer, format: str, seed: int) -> Operands:
     return (x, experts, weights, *map(jgg.dequantize, packed), dy), packed
 
 
-def peers(problem: Problem) -> list[Peer]:
+def peers(problem: Problem, chosen: np.ndarray, chain: int) -> list[Peer]:
     """The layer of packed weights, and of arrays that are made in each call or before."""
-    layer = layers.layer_function(problem, pinned_implementation())
+    one = layers.layer_function(problem, pinned_implementation())
+
+    def layer(x, experts, *others):
+        # Constants, because kernels would compute the other experts.
+        steps = problem.layer.top_k * np.arange(chain)[:, None, None]
+        for each in (chosen + steps) % problem.layer.experts if chain > 1 else [experts]:
+            (x,) = one(x, each, *others)
+        return (x,)
 
     def of_packed(arrays, packed):
         x, experts, weights, *_, dy = arrays
@@ -51,15 +62,16 @@ def peers(problem: Problem) -> list[Peer]:
         matrices = jax.lax.optimization_barrier(tuple(map(jgg.dequantize, packed)))
         return of_packed(arrays, matrices)
 
-    peer = functools.partial(JaxPeer, checked=True, part_of=layers.part_of)
-    return [
+    peer = functools.partial(JaxPeer, checked=chain == 1, part_of=layers.part_of)
+    of_any = [
         peer("ours", Role.OURS, of_packed),
-        peer("dequantised", Role.VARIANT, dequantised),
         peer("bf16", Role.VARIANT, lambda arrays, _: layer(*arrays)),
     ]
+    alone = [peer("dequantised", Role.VARIANT, dequantised), TokamaxLayer()]
+    return of_any if chain > 1 else [*of_any, *alone]
 
 
-def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
+def work(problem: Problem, given: Operands, format: str, seed: int, chain: int) -> Workload:
     arrays, packed = given
     of_arrays = layers.work(problem, arrays, seed)
     x, chosen, *_ = arrays
@@ -67,10 +79,11 @@ def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
     read = int(visited * sum(q.nbytes for q in packed)) + x.nbytes
     return dataclasses.replace(
         of_arrays,
-        case=f"{problem.layer.name}/{format}",
+        case=f"{problem.layer.name}/{format}{f'/chain_{chain}' if chain > 1 else ''}",
         operands=given,
         description={**of_arrays.description, "op": "weight_only", "weights": format},
-        bytes=read + of_arrays.written_bytes,
+        flops=chain * of_arrays.flops,
+        bytes=chain * (read + of_arrays.written_bytes),
     )
 
 
@@ -78,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS, ["gptoss"])
     add_choices(parser, "--formats", FORMATS)
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="layers of a program")
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -92,7 +106,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     def measure(layer: Layer, format: str) -> dict:
         problem = Problem(layer, "moe_forward")
         given = inputs.of((layer, format))
-        return session.compare(work(problem, given, format, options.seed), peers(problem))
+        compared = peers(problem, np.asarray(given[0][1]), options.chain)
+        return session.compare(work(problem, given, format, options.seed, options.chain), compared)
 
     return [
         Job(f"{layer.name}/{format}", functools.partial(measure, layer, format))
@@ -101,9 +116,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command(
-    "benchmarks.weight_only", __doc__, jobs, add_arguments=add_arguments, complete=complete
-)
+COMMAND = Command("benchmarks.weight_only", __doc__, jobs, add_arguments, complete)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from examples.moe_model import PRESETS, REMAT, Config, Transformer
 from examples.report import Report, write_curve
 from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm.demo.data import batches, load_corpus
-from jax_grouped_gemm.demo.train import ADAMW, MAX_NORM, first_interrupt_noted
+from jax_grouped_gemm.demo.train import ADAMW, MAX_NORM, first_interrupt_noted, shortage
 from jax_grouped_gemm.flax.nnx import Quantized, quantize, quantized_state
 
 DATA, EXPERT = "data", "expert"  # axes of the mesh
@@ -337,8 +337,16 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         )
     shape = options.devices // options.expert_parallel, options.expert_parallel
     mesh = jax.make_mesh(shape, (DATA, EXPERT), (AxisType.Auto,) * 2)
-    with jax.set_mesh(mesh):
-        return train(config, options, mesh)
+    try:
+        with jax.set_mesh(mesh):
+            return train(config, options, mesh)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        smaller = "a smaller --batch, fewer --layers, --remat layers, --fsdp on more --devices"
+        smaller += ", and no --stock" if options.stock else ""
+        missing = shortage(str(error), options.devices)
+        raise SystemExit(f"{missing}. What takes less memory: {smaller}.") from None
 
 
 if __name__ == "__main__":

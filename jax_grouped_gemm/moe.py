@@ -205,15 +205,18 @@ def dropless_mlp(
         the experts. Other experts then contribute exactly zero. Under shard_map with
         ``group_offset = axis_index * experts_per_device``, the sum over devices (``jax.lax.psum``)
         is therefore the result of the whole layer.
-      implementation: of the ragged matmuls: None, "cuda" or "xla" as in
-        `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
+      implementation: what computes the ragged matmuls. None, "cuda" and "xla" are as in
+        `jax_grouped_gemm.ragged_dot`; any function with the signature of `jax.lax.ragged_dot` works
+        too.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the
         gradient of the result are then quantised once each. The layer has first derivatives in
         reverse mode only. It computes in bf16 where bf16 is predicted to be faster, see
-        `jax_grouped_gemm.Recipe`. None computes the matmuls in the dtype of their operands.
+        `jax_grouped_gemm.Recipe`. Without a recipe (None), matmuls are computed in the dtype of
+        their operands.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
-        These must have values, because the layer reads them where it computes in bf16.
+        Pass the real weights in these three, because the layer reads them where it computes in
+        bf16.
       token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
         under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
         Weights that are split are gathered. None takes all auto axes whose product divides that
@@ -287,14 +290,16 @@ def _on_device(
     run_group_checks(group_sizes, order.shape[0], indices[1], matrices.count)
     if (y := experts.decoded(flat, routing, indices[1])) is not None:
         return y.reshape(x.shape)
-    if takes_tokens := experts.takes_tokens(rows, weights, groups):
-        out = experts.mlp(rows, weights, groups, combines=experts.in_fp8)
+    takes_tokens = experts.takes_tokens(rows, weights, groups)
+    sums_rows = takes_tokens and experts.sums_rows(rows, weights, groups)
+    if takes_tokens:
+        out = experts.mlp(rows, weights, groups, combines=sums_rows)
     else:
         # Zero in rows whose expert is not here, where a weight that is no number would stay one.
         owned = owned_rows(*indices, matrices.count, order.shape[0])
         weights = row_weights(weights, owned, weights)
         copies = dispatch(flat, expert_order, implementation=of_rows)
         out = experts.on_rows(copies, weights, groups)
-    if not (takes_tokens and experts.in_fp8):
+    if not sums_rows:
         out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
     return out.reshape(x.shape)

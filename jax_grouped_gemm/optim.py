@@ -1,7 +1,7 @@
 """Optimisers: AdamW and any Optax chain that write FP8 weights, and Muon.
 
 `adamw` and `quantized` make an `Optimizer`, whose state has the FP8 weights of the next forward
-pass, written in the pass that updates the float32 weights.
+pass. The pass that updates the float32 weights also writes the FP8 weights.
 
 `muon` is momentum with orthogonalised updates. Newton-Schulz orthogonalisation consists of
 symmetric products of small matrices and of products with the large ones. One launch computes such a

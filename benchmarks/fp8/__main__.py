@@ -73,9 +73,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     return [Job(case.name, functools.partial(measure, case)) for case in options.cases]
 
 
-COMMAND = Command(
-    "benchmarks.fp8", __doc__, jobs, add_arguments=add_arguments, complete=complete, time_limit=600
-)
+COMMAND = Command("benchmarks.fp8", __doc__, jobs, add_arguments, complete, time_limit=600)
 main = COMMAND.main
 
 if __name__ == "__main__":

@@ -94,25 +94,21 @@ class Command:
         return results
 
     def _add_common(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--seed", type=int, default=0, help="of the data and the group sizes")
-        parser.add_argument(
+        add = parser.add_argument
+        add("--seed", type=int, default=0, help="of the data and the group sizes")
+        limit = self.time_limit
+        add(
             "--time-limit",
             type=float,
-            default=self.time_limit,
-            metavar="SECONDS",
-            help="skip cases after this",
+            default=limit,
+            metavar="S",
+            help="skip cases after S seconds",
         )
-        parser.add_argument(
-            "--output", type=Path, metavar="JSON", help="where to write the results"
-        )
-        parser.add_argument("--commit", help="the measured commit, in a copy without git")
-        parser.add_argument(
-            "--dry-run", action="store_true", help="every step with tiny shapes, on any machine"
-        )
+        add("--output", type=Path, metavar="JSON", help="where to write the results")
+        add("--commit", help="the measured commit, in a copy without git")
+        add("--dry-run", action="store_true", help="every step with tiny shapes, on any machine")
         if not self.timed:
             return
-        parser.add_argument(
-            "--rounds", type=int, default=self.rounds, help="rounds of the interleaved timing"
-        )
-        parser.add_argument("--recorder", default="auto", choices=("auto", *RECORDERS))
-        parser.add_argument("--no-host", action="store_true", help="leave out the host's times")
+        add("--rounds", type=int, default=self.rounds, help="rounds of the interleaved timing")
+        add("--recorder", default="auto", choices=("auto", *RECORDERS))
+        add("--no-host", action="store_true", help="leave out the host's times")

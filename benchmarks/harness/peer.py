@@ -44,8 +44,8 @@ class Call:
 
     Where operands are rounded otherwise than the case says, `reference` computes the float32 result
     that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
-    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name;
-    their times are then in the results besides that of the whole.
+    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name, or
+    by the order in which it is asked; their times are then in the results besides the whole's.
     """
 
     def __init__(
@@ -113,6 +113,24 @@ class EnqueuedCall(Call):
     def to_jax(self, result: Any) -> Any:
         self.wait(result)
         return result
+
+
+class InPlaceCall(Call):
+    """Each call of a function takes, and overwrites, the state that the call before returned."""
+
+    def __init__(self, function: Callable[..., Any], state: Any, *operands: Any):
+        super().__init__(self._step)
+        self._compiled = jax.jit(function, donate_argnums=0)
+        self._operands = operands
+        self.state = self._compiled(state, *operands)
+
+    def _step(self) -> Any:
+        self.state = self._compiled(self.state, *self._operands)
+        return self.state
+
+    def wait(self, result: Any) -> None:
+        # Results of earlier calls are overwritten.
+        jax.block_until_ready(self.state)
 
 
 class Peer:

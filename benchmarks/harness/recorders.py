@@ -60,12 +60,13 @@ class Sample:
     durations: tuple[float, ...] | None = None
 
     def parts(self, part_of: Callable[[str], str]) -> dict[str, float] | None:
-        """Microseconds of the activities of each part, which `part_of` names; None without any."""
+        """Microseconds of each part; None without any. `part_of` names an activity's, in order."""
         if self.activities is None or self.durations is None:
             return None
         sums: dict[str, float] = {}
         for name, us in zip(self.activities, self.durations, strict=True):
-            sums[part_of(name)] = sums.get(part_of(name), 0.0) + us
+            part = part_of(name)
+            sums[part] = sums.get(part, 0.0) + us
         return sums
 
 
@@ -109,7 +110,7 @@ class CuptiRecorder:
         # Attaching takes longer than a short case, so a run that measures no host time may stay so.
         self.stays_attached = False
         self._subscriber: ctypes.c_void_p | None = None
-        self._cupti = _load_cupti()
+        self._cupti = load_library("libcupti.so.13", "libcupti.so.12")
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._buffers: dict[int, ctypes.Array] = {}
         self._free: list[ctypes.Array] = []
@@ -218,26 +219,22 @@ class CuptiRecorder:
             raise RuntimeError(f"{function}: {(message.value or b'?').decode()} ({status})")
 
 
-def _load_cupti() -> ctypes.CDLL:
-    """CUPTI of CUDA 13 or 12, from the loader's path or NVIDIA's wheels.
+def load_library(*names: str) -> ctypes.CDLL:
+    """The first of NVIDIA's libraries that is on the loader's path or in NVIDIA's wheels.
 
     The loader first: it also finds, by name, a library that JAX or PyTorch has loaded already, and
     two copies of CUPTI in a process disturb each other.
     """
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else []
     failures = []
-    for library in ("libcupti.so.13", "libcupti.so.12"):
-        for candidate in (library, *_in_wheels(library)):
+    for name in names:
+        for candidate in (name, *(x for root in roots for x in Path(root).glob(f"*/lib/{name}"))):
             try:
-                return ctypes.CDLL(candidate)
+                return ctypes.CDLL(str(candidate))
             except OSError as error:
                 failures.append(str(error))
     raise OSError("; ".join(failures))
-
-
-def _in_wheels(library: str) -> list[str]:
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations if spec else []
-    return [str(path) for root in roots for path in Path(root).glob(f"*/lib/{library}")]
 
 
 class ClockRecorder:

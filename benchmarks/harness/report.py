@@ -1,6 +1,6 @@
 """Results as text: a table of times, a table of ratios, and what did not run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
@@ -9,6 +9,11 @@ from benchmarks.harness.peer import Role
 def timed(records: Sequence[Mapping]) -> list[Mapping]:
     """The records of cases whose device time was measured."""
     return [record for record in records if "bytes" in record]
+
+
+def by_peer(records: Iterable[Mapping]) -> list[tuple[Mapping, str, Mapping]]:
+    """Each record with each of its peers: the record, the peer's name, what was found of it."""
+    return [(record, *peer) for record in records for peer in record["peers"].items()]
 
 
 def texts(results: Mapping) -> list[str]:
@@ -27,12 +32,8 @@ def texts(results: Mapping) -> list[str]:
 def times_table(records: Sequence[Mapping]) -> str:
     """Median device microseconds, a row a case and a column a peer."""
     beside = (None, Role.BANDWIDTH, Role.VARIANT)
-    names = dict.fromkeys(
-        name
-        for record in records
-        for name, peer in record["peers"].items()
-        if peer.get("role") not in beside
-    )
+    found = by_peer(records)
+    names = dict.fromkeys(name for _, name, peer in found if peer.get("role") not in beside)
     rows = [
         [
             record["case"],
@@ -81,8 +82,7 @@ def variants_table(records: Sequence[Mapping]) -> str:
     rows = [
         [record["case"], name, _number(peer["median_us"]), _ratio(record["ratios"].get(name)),
          peer.get("detail", "")]
-        for record in records
-        for name, peer in record["peers"].items()
+        for record, name, peer in by_peer(records)
         if peer.get("role") == Role.VARIANT and "median_us" in peer
     ]  # fmt: skip
     return table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
@@ -92,8 +92,7 @@ def parts_table(records: Sequence[Mapping]) -> str:
     """Microseconds of the kernels of each part of the calls that have parts; "" without any."""
     found = [
         (record["case"], name, peer["parts_us"])
-        for record in records
-        for name, peer in record["peers"].items()
+        for record, name, peer in by_peer(records)
         if "parts_us" in peer
     ]
     parts = list(dict.fromkeys(part for *_, us in found for part in us))
@@ -117,12 +116,8 @@ def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
     result = {}
     for op in dict.fromkeys(record["op"] for record in records):
         of_op = [record for record in records if record["op"] == op]
-        grouped = dict.fromkeys(
-            name
-            for record in of_op
-            for name, peer in record["peers"].items()
-            if peer.get("role") == Role.GROUPED
-        )
+        found = by_peer(of_op)
+        grouped = dict.fromkeys(name for _, name, x in found if x.get("role") == Role.GROUPED)
         columns = {
             "best_grouped": [best[1] for record in of_op if (best := best_grouped(record))],
             **{
@@ -150,11 +145,10 @@ def summary_lines(records: Sequence[Mapping]) -> str:
 def missing_lines(records: Sequence[Mapping]) -> str:
     """The peers that were not measured, each reason once with its cases."""
     reasons: dict[str, list[str]] = {}
-    for record in records:
-        for name, peer in record["peers"].items():
-            if peer["status"] != "measured":
-                reason = f"{name} {peer['status']}: {peer.get('reason', '')}"
-                reasons.setdefault(reason, []).append(record["case"])
+    for record, name, peer in by_peer(records):
+        if peer["status"] != "measured":
+            reason = f"{name} {peer['status']}: {peer.get('reason', '')}"
+            reasons.setdefault(reason, []).append(record["case"])
     return "\n".join(f"{x} [{_some(cases, len(records))}]" for x, cases in reasons.items())
 
 
@@ -166,10 +160,9 @@ def unmeasured_line(cases: Sequence[str]) -> str:
 def error_lines(records: Sequence[Mapping]) -> str:
     """The largest relative error of each peer over all cases, and of which case."""
     errors: dict[str, list[tuple[float, str]]] = {}
-    for record in records:
-        for name, peer in record["peers"].items():
-            if "error" in peer:
-                errors.setdefault(name, []).append((peer["error"]["total"], record["case"]))
+    for record, name, peer in by_peer(records):
+        if "error" in peer:
+            errors.setdefault(name, []).append((peer["error"]["total"], record["case"]))
     return "\n".join(
         "{}: largest relative error {:.1e} ({})".format(name, *max(found))
         for name, found in errors.items()

@@ -14,6 +14,7 @@ from benchmarks.harness.cases import Shape
 MOST_FLOPS = 4e11  # a case takes a millisecond at most
 MOST_LIST_FLOPS = 1e11
 MOST_BYTES = 1 << 29
+MOST_ELEMENTS = 3e8  # of results that float64 has to hold several times
 
 # Ragged operations by name: the op, the dtype and the precision.
 RAGGED = {
@@ -64,6 +65,14 @@ def update_shape(rng: np.random.Generator, update: rank_k.Update) -> rank_k.Shap
         g = 2 ** int(rng.integers(0, 8))
         n, k = size(rng, 32, 4096), size(rng, 16, 8192)
         if width * g * n * (n + 2 * k) <= MOST_BYTES and slow * 2 * g * n * n * k <= MOST_FLOPS:
+            return g, n, k
+
+
+def stack_of_hundreds(rng: np.random.Generator) -> rank_k.Shape:
+    """g, n, k of 16 bits, as in Muon; a case takes three milliseconds at most."""
+    while True:
+        g, n, k = int(2 ** rng.uniform(7, 9.6)), size(rng, 512, 1024), size(rng, 64, 4096)
+        if g * n * (n + 2 * k) <= 3 * MOST_BYTES and g * n * n <= MOST_ELEMENTS:
             return g, n, k
 
 

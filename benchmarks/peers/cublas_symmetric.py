@@ -5,17 +5,15 @@ Neither JAX nor PyTorch calls them.
 
 import ctypes
 import functools
-import importlib.util
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once
+from benchmarks.harness.recorders import load_library
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
-SONAMES = ("libcublas.so.13", "libcublas.so.12")
 # In a function's name, by dtype.
 LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 
@@ -23,23 +21,13 @@ LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 @functools.cache
 def _cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
     """The library and a handle of it."""
-    for path in (*SONAMES, *_packaged()):
-        try:
-            library = ctypes.CDLL(str(path))
-        except OSError:
-            continue
-        handle = ctypes.c_void_p()
-        _succeed(library.cublasCreate_v2(ctypes.byref(handle)), "cublasCreate")
-        return library, handle
-    raise NotOffered(f"none of {', '.join(SONAMES)} is installed")
-
-
-def _packaged() -> list[Path]:
-    """Libraries in NVIDIA's Python packages, newest first."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = [Path(root) for root in spec.submodule_search_locations] if spec else []
-    found = [path for root in roots for name in SONAMES for path in root.rglob(name)]
-    return sorted(found, key=lambda path: SONAMES.index(path.name))
+    try:
+        library = load_library("libcublas.so.13", "libcublas.so.12")
+    except OSError as error:
+        raise NotOffered(str(error)) from error
+    handle = ctypes.c_void_p()
+    _succeed(library.cublasCreate_v2(ctypes.byref(handle)), "cublasCreate")
+    return library, handle
 
 
 def _succeed(status: int, what: str) -> None:

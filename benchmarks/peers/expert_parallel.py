@@ -224,31 +224,28 @@ class MeshPeer(Peer):
             raise NotOffered(str(error)) from error
 
 
-def ways() -> list[MeshPeer]:
-    """The layer as it chooses, and every way that it could choose."""
+def of_strategies(options: dict[str, dict]) -> list[MeshPeer]:
+    """The layer with the options of each name."""
     return [
         MeshPeer(
             name,
             Role.OURS if name == "ours" else Role.VARIANT,
-            functools.partial(strategy, **options),
+            functools.partial(strategy, **of_name),
+            copy_engines=name not in WITH_NCCL,
         )
-        for name, options in {"ours": {}, **WAYS}.items()
+        for name, of_name in options.items()
     ]
+
+
+def ways() -> list[MeshPeer]:
+    """The layer as it chooses, and every way that it could choose."""
+    return of_strategies({"ours": {}, **WAYS})
 
 
 def peers() -> list[MeshPeer]:
     """All strategies, the naive way, and the layer without communication."""
-    ours = [
-        MeshPeer(
-            name,
-            Role.OURS if name == "ours" else Role.VARIANT,
-            functools.partial(strategy, **options),
-            copy_engines=name not in WITH_NCCL,
-        )
-        for name, options in STRATEGIES.items()
-    ]
     return [
-        *ours,
+        *of_strategies(STRATEGIES),
         MeshPeer("naive", Role.GROUPED, naive, copy_engines=False),
         MeshPeer("local", Role.CEILING, local, alone=True, copy_engines=False),
     ]

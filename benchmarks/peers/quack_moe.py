@@ -7,6 +7,7 @@ up have their columns in turn, as QuACK wants them; weights are stored k-major, 
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,21 +54,6 @@ def candidates(kind: str) -> list[Config]:
         if kind not in GATHERED or (tiles.cluster_n == 1 and tiles.tile_n != 208)
         if kind not in PAIRED or tiles.tile_n % 32 == 0
     ]
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product as `Problem` has it, of m sorted rows, and which of `KINDS` it is."""
-
-    kind: str
-    groups: int
-    m: int
-    k: int
-    n: int
-    dtype: str = "bfloat16"
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.groups}x{self.m}x{self.k}x{self.n}/{self.dtype}"
 
 
 # (config or None for QuACK's default, tensors that other products gave) -> the results.
@@ -134,17 +120,16 @@ def functions(
     }
 
 
-def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
-    """The products by name, for the file of configurations."""
-    sizes = {
-        "gate_up": (d, 2 * f),
-        "down": (f, d),
-        "gate_up_gradient": (d, f),
-        "down_weights": (d, f),
-        "x_gradient": (2 * f, d),
-        "gate_up_weights": (d, 2 * f),
-    }
-    return {kind: Product(kind, experts, m, k, n) for kind, (k, n) in sizes.items()}
+def products(experts: int, m: int, d: int, f: int) -> dict[str, str]:
+    """The products' names in the file of configurations, by kind."""
+    sizes = zip(KINDS, ((d, 2 * f), (f, d), (d, f), (d, f), (2 * f, d), (d, 2 * f)), strict=True)
+    return {kind: f"{kind}/{experts}x{m}x{k}x{n}/bfloat16" for kind, (k, n) in sizes}
+
+
+def parts_in_order(kinds: Sequence[str]) -> Callable[[str], str]:
+    """A `part_of` that tells products, whose kernels are named alike, by their order in a call."""
+    products, others = itertools.cycle(kinds), {"sum_of_rows": "combine"}
+    return lambda kernel: next(products) if "cutlass" in kernel else others.get(kernel, "PyTorch")
 
 
 class SeveralResults(TorchCall):
@@ -177,7 +162,7 @@ def tuned(
     sweep: Sweep,
     compose: Callable[[Choice], object],
     of_kind: Mapping[str, Function],
-    named: Mapping[str, Product],
+    named: Mapping[str, str],
 ) -> dict[str, Config]:
     """The fastest configuration of each product that `compose` asks for, known or swept for.
 
@@ -275,7 +260,9 @@ class QuackLayer(Peer):
         def run() -> tuple:
             return compose(lambda kind, *inputs: of_kind[kind](configs.get(kind), *inputs))
 
-        return once(LayerCall(run, detail, inverse.reshape(tokens, top_k)))
+        call = LayerCall(run, detail, inverse.reshape(tokens, top_k))
+        call.part_of = parts_in_order(KINDS if problem.is_step else KINDS[:2])
+        return once(call)
 
 
 def _sum_of_rows():
@@ -285,7 +272,7 @@ def _sum_of_rows():
     import triton.language as tl
 
     @triton.jit
-    def kernel(
+    def sum_of_rows(
         rows, places, weights, out, columns,
         choices: tl.constexpr, weighted: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
@@ -305,16 +292,8 @@ def _sum_of_rows():
     def add(rows, places, tokens, weights=None):
         columns = rows.shape[1]
         out = torch.empty(tokens, columns, dtype=rows.dtype, device=rows.device)
-        kernel[tokens, triton.cdiv(columns, BLOCK)](
-            rows,
-            places,
-            weights,
-            out,
-            columns,
-            places.numel() // tokens,
-            weights is not None,
-            BLOCK,
-        )
+        top_k, grid = places.numel() // tokens, (tokens, triton.cdiv(columns, BLOCK))
+        sum_of_rows[grid](rows, places, weights, out, columns, top_k, weights is not None, BLOCK)
         return out
 
     return add

@@ -43,7 +43,7 @@ class Sweep:
     ) -> Call:
         """The call of the fastest configuration that works; `detail` is the configuration.
 
-        `problem` is a `Problem`, or one of another suite with `k`, `n` and a text that names it.
+        `problem` is a `Problem`, or the name of one of another suite.
         `prepare` compiles, in up to `workers` threads at once. If it raises for all candidates,
         what it raised first is raised.
         """

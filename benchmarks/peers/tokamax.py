@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.inputs import abstract_operands
-from benchmarks.harness.peer import dimension_numbers
-from benchmarks.peers.sweep import CompiledPeer
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role, dimension_numbers, jax_call
+from benchmarks.peers.sweep import CompiledPeer, Sweep
+from jax_grouped_gemm import moe
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,19 @@ CONFIGS = (
 )
 
 
+# Of weights in few bits: the default, and tiles of fewer and of more rows.
+LAYER_CONFIGS = tuple(
+    Config("mosaic_gpu", rows, 64, 128, 3, persistent=True, grid_minor_dim=0, grid_tile_width=1)
+    for rows in (64, 16, 128)
+)
+
+
 # The Mosaic kernel unrolls a loop over the groups, and 128 of them take half a minute to compile.
 MOST_MOSAIC_GROUPS = 32
 
 
-@functools.cache
-def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
-    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
+def kernel_of(config: Config) -> Callable[..., jax.Array]:
+    """A kernel of tokamax's with a configuration."""
     from absl import flags
     from tokamax._src.ops.ragged_dot import api
 
@@ -64,17 +72,17 @@ def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
         # tokamax would look for its flags on this program's command line.
         flags.FLAGS(["tokamax"])
     kernel = api.IMPLEMENTATIONS[config.implementation]
-    kernel = kernel.replace(config=kernel.config_cls(**config.options()))
+    return kernel.replace(config=kernel.config_cls(**config.options()))
+
+
+@functools.cache
+def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
+    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
+    numbers, dtype = dimension_numbers(problem), problem.out_dtype
+    options = dict(ragged_dot_dimension_numbers=numbers, preferred_element_type=dtype)
 
     def product(lhs, rhs, group_sizes):
-        return api.ragged_dot_general(
-            lhs,
-            rhs,
-            group_sizes,
-            dimension_numbers(problem),
-            preferred_element_type=problem.out_dtype,
-            implementation=(kernel,),
-        )
+        return kernel_of(config)(lhs, rhs, group_sizes=group_sizes, **options)
 
     return jax.jit(product).lower(*abstract_operands(problem)).compile()
 
@@ -91,3 +99,43 @@ class Tokamax(CompiledPeer):
         if config.implementation == "mosaic_gpu" and problem.groups > MOST_MOSAIC_GROUPS:
             return False
         return problem.contracting or problem.k % config.block_k == 0
+
+
+class TokamaxLayer(Peer):
+    """A layer of int4 or int8 weights by tokamax's products, between our sort and our sum."""
+
+    name, role, needs = "tokamax", Role.GROUPED, ("tokamax", "GPU")
+
+    def prepare(self, problem, arrays, packed):
+        from qwix import QArray
+
+        format, layer = packed[0].format.name, problem.layer
+        if format not in ("int4", "int8") or layer.embed % 128 or layer.hidden % 128:
+            raise NotOffered(f"{format} of {layer.embed} x {layer.hidden}")
+
+        def parts(q):
+            # The kernel reads values along k, and multiplies numbers of the scales' dtype.
+            codes, scales, _ = q.unpack()
+            values = jnp.swapaxes(codes, 1, 2).astype(jnp.int8)
+            if format == "int4":
+                values = (values - 8).astype(jnp.int4)
+            return values, scales.reshape(layer.experts, -1, codes.shape[2]).astype(jnp.bfloat16)
+
+        def call(config: Config) -> Call:
+            def run(x, experts, weights, matrices):
+                order = moe.sort_by_expert(experts, layer.experts)
+
+                def product(rows, values, scales):
+                    w = QArray(values.mT, scales)
+                    return kernel_of(config)(rows, w, group_sizes=order.group_sizes)
+
+                rows = moe.dispatch(x, order)
+                gate, up = (product(rows, *w) for w in matrices[:2])
+                y = product(jax.nn.silu(gate) * up, *matrices[2])
+                return (moe.combine(y, order, weights=weights),)
+
+            return jax_call(jax.jit(run), *arrays[:3], matrices)
+
+        matrices = [*map(parts, packed)]
+        sweep = Sweep("tokamax_layer", len(LAYER_CONFIGS), retune=False)
+        return sweep.best(f"{layer.name}/{format}", LAYER_CONFIGS, call, workers=4)

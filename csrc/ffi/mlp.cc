@@ -27,14 +27,17 @@ void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::An
 
 // Without up, that and its gradient have one row, which nobody reads or writes. The workspace is
 // unused: all kernels of ragged products have one.
-ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
-                          ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
-                          Sizes group_offset, Result dgate, Result dup, Result hidden,
-                          ffi::Result<Floats> dweights, WorkspaceResult,
+ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
+                          ffi::AnyBuffer down_weights, ffi::AnyBuffer gate, ffi::AnyBuffer up,
+                          Floats weights, Sizes group_sizes, Sizes group_offset, Result dgate,
+                          Result dup, Result hidden, ffi::Result<Floats> dweights, WorkspaceResult,
                           ffi::Dictionary attributes) {
   Call call(attributes);
   mlp::GradientArguments a{};
   auto const has_weights = call.get<bool>("has_weights"), has_up = call.get<bool>("has_up");
+  auto const has_rows = call.get<bool>("has_rows");
+  a.divisor = call.get<int32_t>("divisor");
+  if (a.divisor < 1) call.fail("divisor has to be positive");
   auto const zeroes_unowned = call.get<bool>("zeroes_unowned");
   auto const function = call.get<int32_t>("function");
   a.activation = call.activation(static_cast<mlp::Function>(function));
@@ -46,10 +49,12 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
     call.fail("no function has the number " + std::to_string(function));
   }
   if (call.failed()) return call.error();
-  auto const [m, k] = call.size<2>("dy", dy);
-  auto const [local_groups, n, columns] = call.size<3>("the down projection", down_weights);
+  auto const [tokens, k] = call.size<2>("dy", dy);
+  auto const [m, n] = call.size<2>("gate", gate);
+  auto const [local_groups, depth, columns] = call.size<3>("the down projection", down_weights);
+  call.expect<2>("dy", dy, {has_rows ? tokens : m, k});
+  call.expect<1>("rows", rows, {has_rows ? m : 1});
   call.expect<3>("the down projection", down_weights, {local_groups, n, k});
-  call.expect<2>("gate", gate, {m, n});
   call.expect<2>("up", up, {has_up ? m : 1, n});
   call.expect<1>("weights", weights, {has_weights ? m : 1});
   a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
@@ -61,6 +66,8 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   if (call.failed()) return call.error();
 
   a.dy = dy.untyped_data();
+  a.rows = has_rows ? rows.typed_data() : nullptr;
+  a.tokens = tokens;
   a.down_weights = down_weights.untyped_data();
   a.gate = gate.untyped_data();
   a.up = has_up ? up.untyped_data() : nullptr;
@@ -140,8 +147,40 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");
 }
 
-Handler<gated_gradient> const gradient_handler{"gated_ragged_dot_transpose.v4"};
+// The gradient [local_groups, n, k] of the down projection, from hidden and the rows of dy. The
+// workspace is unused unless groups are unequal.
+ffi::Error down_weight_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
+                                ffi::AnyBuffer hidden, Sizes group_sizes, Sizes group_offset,
+                                Result out, WorkspaceResult workspace, ffi::Dictionary attributes) {
+  Call call(attributes);
+  mlp::WeightGradientArguments a{};
+  a.divisor = call.get<int32_t>("divisor");
+  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.max_sms = call.max_sms();
+  TileConfig const tile = call.tile();
+  auto const [tokens, k] = call.size<2>("dy", dy);
+  auto const [m, n] = call.size<2>("hidden", hidden);
+  auto const [local_groups, depth, columns] = call.size<3>("the result", *out);
+  call.expect<1>("rows", rows, {m});
+  call.expect<3>("the result", *out, {local_groups, n, k});
+  a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
+  check_matrices(call, a.type, {dy, hidden, *out});
+  if (call.failed()) return call.error();
+
+  a.x = dy.untyped_data();
+  a.rows = rows.typed_data();
+  a.tokens = tokens;
+  a.rhs[0] = hidden.untyped_data();
+  a.out[0] = out->untyped_data();
+  set_workspace(workspace, a);
+  a.k = k;
+  a.n = n;
+  return launched(mlp::weight_gradients(tile, a, stream), "down_weight_gradient");
+}
+
+Handler<gated_gradient> const gradient_handler{"gated_ragged_dot_transpose.v5"};
 Handler<paired_ragged_dot> const paired_handler{"paired_ragged_dot.v2"};
+Handler<down_weight_gradient> const down_handler{"down_weight_gradient.v1"};
 Handler<weight_gradients> const weight_gradients_handler{"paired_weight_gradients.v1"};
 
 }  // namespace

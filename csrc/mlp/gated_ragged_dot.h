@@ -81,12 +81,15 @@ struct GatedArguments {
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
-// The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
-// multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and that
-// of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n /
-// tile_n), m].
+// The gradients of the above, from dy [tokens, k] and the weights [local_groups, n, k] that hidden
+// was multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and
+// that of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n
+// / tile_n), m].
 struct GradientArguments {
   void const* dy;
+  int const* rows;  // those of GatedArguments
+  int divisor;
+  int tokens;
   void const* down_weights;
   void const* gate;
   void const* up;        // null if there is none; then so is its gradient
@@ -104,7 +107,7 @@ struct GradientArguments {
 };
 
 // out[i] [local_groups, k, n] = x^T rhs[i] of the rows of each group, with x [tokens, k] and rhs
-// [m, n].
+// [m, n]. Without a second rhs, out[0] [local_groups, n, k] = rhs[0]^T x.
 struct WeightGradientArguments {
   void const* x;
   int const* rows;  // those of GatedArguments

@@ -14,15 +14,15 @@ namespace jgg::mlp {
 // the general one alone.
 enum class GradientForm : int { kPlain, kGated, kGeneral, kUngated };
 
-template <class Config_, GradientForm kForm>
-struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
+template <class Config_, GradientForm kForm, bool kGathers = false>
+struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers> {
   using Config = Config_;
   static constexpr bool kIsPlain = kForm == GradientForm::kPlain;
   static constexpr bool kHasUp = kForm != GradientForm::kUngated;
   using Function =
       std::conditional_t<kForm == GradientForm::kPlain || kForm == GradientForm::kGated,
                          GatedFunction, GeneralFunction>;
-  using Rows = sm90::RaggedNoncontracting<Config>;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   // The sums of a row take in columns past the last one, which have to be loaded as zeros.
   static_assert(!sm90::kIsNarrow<Config>);
@@ -42,8 +42,10 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
 
   static cudaError_t make_params(GradientArguments const& a, Params& params) {
     using Output = typename Config::Output;
+    if ((a.rows != nullptr) != kGathers) return kNotCompiled;
     RaggedDotArguments product{};
     product.lhs = a.dy;
+    product.rows = {a.rows, a.divisor, a.tokens};
     product.rhs = a.down_weights;
     product.groups = a.groups;
     product.out = a.hidden;

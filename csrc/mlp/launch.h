@@ -39,8 +39,10 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   bool const is_plain = a.has_up() && a.activation.function == Function::kSigmoid &&
                         !a.gate_bias.data && !a.up_bias.data;
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
-  // No other tile reads the rows of one that has all columns.
-  bool const own_rows = a.rows != nullptr && a.n <= sm90::WideTile::kTileN / 2;
+  // Two tiles of a group are a cluster's, which shares their rows. If there is one tile, no other
+  // reads its rows; if there are more, clusters share weights.
+  constexpr int kColumns = sm90::WideTile::kTileN / 2;
+  bool const own_rows = a.rows != nullptr && (a.n <= kColumns || a.n > 2 * kColumns);
   auto const how = a.rows == nullptr ? Gather::kNone : own_rows ? Gather::kOwn : Gather::kShared;
   return OneOf<Gather::kNone, Gather::kShared, Gather::kOwn>{how}([&](auto gathers) {
     return with_config<kType, Major::kMN>(tile, [&](auto config) {
@@ -71,6 +73,13 @@ cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaSt
                     : is_general                     ? GradientForm::kGeneral
                     : is_plain(arguments.activation) ? GradientForm::kPlain
                                                      : GradientForm::kGated;
+  if (arguments.rows != nullptr) {
+    if (form != GradientForm::kPlain) return kNotCompiled;
+    return with_config<kType, Major::kK, GradientTiles>(tile, [&](auto config) {
+      using Problem = GatedGradient<decltype(config), GradientForm::kPlain, /*kGathers=*/true>;
+      return launch<Problem, sm90::FusedRoles>(arguments, stream);
+    });
+  }
   using Forms = OneOf<GradientForm::kPlain, GradientForm::kGated, GradientForm::kGeneral,
                       GradientForm::kUngated>;
   return Forms{form}([&](auto form) {

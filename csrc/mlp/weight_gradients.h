@@ -9,10 +9,11 @@
 namespace jgg::mlp {
 
 // Columns are those of the first product, in whole tiles, and then those of the second one.
-template <class Config_, bool kGathersLhs_>
-struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_> {
+template <class Config_, bool kGathersLhs_, bool kGathersOwnRows_ = false>
+struct WeightGradients
+    : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_> {
   using Config = Config_;
-  using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_>;
+  using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_>;
   using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/2>;
   static_assert(!sm90::kIsNarrow<Config>);
 
@@ -73,6 +74,44 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
   static int64_t max_units(WeightGradientArguments const& a) {
     return int64_t(a.groups.local_groups) * ceil_div(a.k, Config::kTileM) *
            (columns(a) / Config::kTileN);
+  }
+};
+
+// The gradient of the down projection's weights, hidden^T dy, with the rows of dy [tokens, k] where
+// they are: as the transpose of dy^T hidden, because rows of lhs alone can lie anywhere.
+template <class Config_>
+struct DownWeightGradient
+    : sm90::RaggedContracting<Config_, /*kAdds=*/false, /*kGathersLhs=*/true, /*kOwn=*/true> {
+  using Config = Config_;
+  using Base = sm90::RaggedContracting<Config, /*kAdds=*/false, true, true>;
+  using Params = typename Base::Params;
+  using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/1, /*kTransposes=*/true>;
+
+  static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
+    if (a.rows == nullptr) return kNotCompiled;
+    RaggedDotArguments product{};
+    product.groups = a.groups;
+    product.type = product.out_type = a.type;
+    product.contracting = true;
+    product.k = a.k;
+    product.n = a.n;
+    product.lhs = a.x;
+    product.rows = {a.rows, a.divisor, a.tokens};
+    product.rhs = a.rhs[0];
+    product.out = a.out[0];
+    cudaError_t const status = Base::make_params(product, params);
+    if (status != cudaSuccess) return status;
+    return sm90::encode_plain(&params.out, sm90::view<typename Config::Output>(a.out[0]),
+                              a.groups.local_groups, a.n, a.k, sm90::kRowsPerConsumer);
+  }
+
+  static int columns(WeightGradientArguments const& a) { return a.n; }
+  static sm90::ResultMatrices results(WeightGradientArguments const& a) {
+    return sm90::result_matrices<typename Config::Output>(a.n, a.k, a.out[0]);
+  }
+  static int64_t max_units(WeightGradientArguments const& a) {
+    return int64_t(a.groups.local_groups) * ceil_div(a.k, Config::kTileM) *
+           ceil_div(a.n, Config::kTileN);
   }
 };
 

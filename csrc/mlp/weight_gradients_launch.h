@@ -15,9 +15,19 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
       [&](auto tile, auto gathers) {
         using Element = sm90::Typed<kType>;
         using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::kMN, Major::kMN>;
-        using Whole = WeightGradients<Config, gathers.value>;
-        using Cut = sm90::CutContracting<Whole>;
-        return sm90::launch_contracting<Whole, Cut>(arguments, stream);
+        auto const launch = [&]<class Whole>(std::type_identity<Whole>) {
+          using Cut = sm90::CutContracting<Whole>;
+          return sm90::launch_contracting<Whole, Cut>(arguments, stream);
+        };
+        if constexpr (gathers.value) {
+          if (arguments.rhs[1] == nullptr) {
+            return launch(std::type_identity<DownWeightGradient<Config>>{});
+          }
+          if (arguments.n > Config::kTileN) {
+            return launch(std::type_identity<WeightGradients<Config, true, true>>{});
+          }
+        }
+        return launch(std::type_identity<WeightGradients<Config, gathers.value>>{});
       },
       OneTileOf<TileTable<sm90::WideTile>>{config}, Flag{arguments.rows != nullptr});
 }

@@ -1,9 +1,10 @@
 // A step of an optimiser for blocks of 128 x 128. The FP8 forms of the weights are made from the
 // same registers.
 //
-// A warp has eight consecutive rows of a block, and a thread has four consecutive columns of these
-// rows. Loads and stores of float32 are therefore whole rows of 512 bytes, and the eight FP8
-// numbers that a thread has of a column are consecutive in a row of the transpose.
+// A thread has four consecutive columns of eight rows, so loads and stores of float32 are whole
+// rows of 512 bytes. The warps update consecutive rows at the same time, which memory takes faster.
+// To quantise, a warp has eight consecutive rows, so that the eight FP8 numbers that a thread has
+// of a column are consecutive in a row of the transpose.
 #pragma once
 
 #include "optimizer/quartet.h"
@@ -80,10 +81,10 @@ struct Transpose {
   }
 };
 
-// Between the passes over a block: first its new weights, of which every thread reads what it wrote
-// itself, then the transpose. In registers they would leave too few for loads.
+// Between the passes over a block: first its new weights, then the transpose. In registers they
+// would leave too few for loads.
 union Shared {
-  float4 updated[kRowsOfWarp][kThreads];
+  float4 updated[kScaleBlock][32];
   Transpose transpose;
 };
 
@@ -105,17 +106,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   TileGrid::Place const place = grid.place();
   int const first_row = place.down * kScaleBlock, first_column = place.across * kScaleBlock;
-  int const row = first_row + warp * kRowsOfWarp, column = first_column + lane * kQuartet;
-  int64_t const row_of_all = int64_t{1} * place.matrix * weights.rows + row;
+  int const column = first_column + lane * kQuartet;
+  int64_t const first_row_of_all = int64_t{1} * place.matrix * weights.rows + first_row;
 
   Elements const master{weights.master, ElementType::kF32};
   constexpr int kRows = Rule::template kRowsAtOnce<kAligned>;
   unsigned largest = 0;
 #pragma unroll 1
-  for (int first = 0; first < kRowsOfWarp; first += kRows) {
-    int64_t const at = (row_of_all + first) * weights.columns + column;
+  for (int first = warp * kRows; first < kScaleBlock; first += kWarps * kRows) {
+    int64_t const at = (first_row_of_all + first) * weights.columns + column;
     auto const count = [&](int i) {
-      return row + first + i < weights.rows ? weights.columns - column : 0;
+      return first_row + first + i < weights.rows ? weights.columns - column : 0;
     };
     typename Rule::Operands operands[kRows];
     Loaded old[kRows];
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
         largest = max(largest, finite_magnitude(x));
         x = poisoned(x);
       }
-      shared.updated[first + i][threadIdx.x] = {result.x[0], result.x[1], result.x[2], result.x[3]};
+      shared.updated[first + i][lane] = {result.x[0], result.x[1], result.x[2], result.x[3]};
     }
   }
   largest = __reduce_max_sync(~0u, largest);
@@ -144,13 +145,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   __syncthreads();
   largest = __reduce_max_sync(~0u, warp_largest[lane % kWarps]);
 
+  int const row_of_block = warp * kRowsOfWarp, row = first_row + row_of_block;
+  int64_t const row_of_all = first_row_of_all + row_of_block;
   quantize::Scale s;
   uint32_t rows[kRowsOfWarp];
   auto const quantize_to = [&](auto fp8) {
     s = quantize::scale_of<fp8.value>(__uint_as_float(largest), weights.power_of_two);
 #pragma unroll
     for (int i = 0; i < kRowsOfWarp; ++i) {
-      float4 const x = shared.updated[i][threadIdx.x];
+      float4 const x = shared.updated[row_of_block + i][lane];
       rows[i] = quantize::convert<fp8.value>(x.x * s.inverse, x.y * s.inverse) |
                 quantize::convert<fp8.value>(x.z * s.inverse, x.w * s.inverse) << 16;
     }

@@ -1,6 +1,7 @@
 // Four consecutive elements, which a thread loads and stores at once. Their type is known only at
 // run time. The branches on it are cheap, because all threads take the same branch and only moving
-// bytes takes time.
+// bytes takes time. Loads and stores have no hints for caches: with hints for streaming, AdamW
+// takes 2 to 3 % longer.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -45,11 +46,10 @@ __device__ __forceinline__ Loaded load(Elements const& from, int64_t at, int cou
   if constexpr (kAligned) {
     if (count <= 0) return loaded;
     if (is_float) {
-      uint4 const v = __ldcs(reinterpret_cast<uint4 const*>(static_cast<float*>(from.data) + at));
+      uint4 const v = *reinterpret_cast<uint4 const*>(static_cast<float*>(from.data) + at);
       loaded = {v.x, v.y, v.z, v.w};
     } else {
-      uint2 const v =
-          __ldcs(reinterpret_cast<uint2 const*>(static_cast<uint16_t*>(from.data) + at));
+      uint2 const v = *reinterpret_cast<uint2 const*>(static_cast<uint16_t*>(from.data) + at);
       loaded = {v.x, v.y};
     }
   } else {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void store(Elements const& to, int64_t at, Quartet co
       if (count > 0) {
         float4 vector;
         memcpy(&vector, quartet.x, sizeof(vector));
-        __stcs(reinterpret_cast<float4*>(data), vector);
+        *reinterpret_cast<float4*>(data) = vector;
       }
     } else {
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store(Elements const& to, int64_t at, Quartet co
     if (count > 0) {
       uint2 vector;
       memcpy(&vector, halves, sizeof(vector));
-      __stcs(reinterpret_cast<uint2*>(data), vector);
+      *reinterpret_cast<uint2*>(data) = vector;
     }
   } else {
 #pragma unroll

@@ -14,13 +14,16 @@
 namespace jgg::sm90 {
 
 // `kAdds_` says that tiles are added to the previous float32 result, `kGathersLhs_` that rows of
-// lhs lie anywhere (sm90/gather.h).
-template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false>
+// lhs lie anywhere, `kGathersOwnRows_` that each CTA loads all of its own (sm90/gather.h).
+template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false,
+          bool kGathersOwnRows_ = false>
 struct RaggedContracting {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kAdds = kAdds_;
   static constexpr bool kGathersLhs = kGathersLhs_;
+  static constexpr bool kGathersOwnRows = kGathersOwnRows_;
+  static constexpr bool kSharesLhs = kGathersLhs && !kGathersOwnRows;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // The rows of a box of an operand whose rows are contiguous would start at a multiple of 16 bytes
   // and could not end inside one, so that stages would hold rows of other groups.
@@ -31,7 +34,7 @@ struct RaggedContracting {
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/1, kGathersLhs>;
+                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/1, kSharesLhs>;
   template <class Warp>
   using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
@@ -40,7 +43,7 @@ struct RaggedContracting {
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
-    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster, kGathersLhs>
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster, kSharesLhs>
         grid;
     GatheredRows rows;
     int m;
@@ -72,8 +75,10 @@ struct RaggedContracting {
                 kRaggedRows, end(params, work, params.lhs_batched));
   }
 
-  // The number of the row of memory that a row of the group stands for, -1 past the last row.
+  // The number of the row of memory that a row of the group stands for, -1 past the last row. Rows
+  // of a CTA's own are that of the last row there: boxes of zeros are slower, and rhs is zero.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
+    if constexpr (kGathersOwnRows) row = min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
   }
   __device__ static int gathered_row(Params const& params, int index) {

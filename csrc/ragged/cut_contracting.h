@@ -47,8 +47,8 @@ struct CutContracting : Whole_ {
                                         int clusters) {
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                             Config::kCluster, Whole::kGathersLhs>(params.groups, params.grid, cuts,
-                                                                   cluster, clusters);
+                             Config::kCluster, Whole::kSharesLhs>(params.groups, params.grid, cuts,
+                                                                  cluster, clusters);
   }
 
   template <class Arguments>

@@ -46,7 +46,7 @@ concept SchedulesTiles = requires(typename P::Params const& params) {
 // Whether rows of lhs lie anywhere in memory (gather.h), and how to find the rows of a problem.
 template <class P>
 constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
-// Whether each CTA loads all of its rows itself, so that clusters share rhs.
+// Whether each CTA loads all of its rows itself, by three warps, so that clusters share rhs.
 template <class P>
 constexpr bool kGathersOwnRows = requires { requires P::kGathersOwnRows; };
 template <class P>

@@ -5,15 +5,14 @@
 // and the stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any
 // other.
 //
-// The rate of issue limits such boxes: 128 of them take longer to issue than the products of a K
-// tile take. Clusters therefore share the lhs of all their tiles, and each CTA loads half of the
-// rows for both CTAs, by two warps that issue a box in about 20 cycles each. The issuing thread has
-// to be an elected one. If it is chosen in another way, the compiler does not know that it is a
-// single thread, makes a loop over lanes of each instruction, and a box takes 65 cycles.
+// The rate of issue limits such boxes: two warps take longer to issue 128 of them, in about 20
+// cycles each, than the products of a K tile take. There are two ways out. Clusters share the lhs
+// of all their tiles, and two warps of each CTA load half of the rows for both CTAs. Or clusters
+// share rhs, and three warps load all rows of their CTA; FP8 kernels do this too (scales/gather.h).
 //
-// If a tile has all columns of the result, no other tile has its rows: each CTA then loads its own
-// rows, 64 of them by each warp, and clusters share rhs. The steps of FP8 kernels take longer, so
-// each CTA loads all of its rows itself: scales/gather.h.
+// The issuing thread has to be an elected one. If it is chosen in another way, the compiler does
+// not know that it is a single thread, makes a loop over lanes of each instruction, and a box takes
+// 65 cycles.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -59,33 +58,27 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
   static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
   static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
-  constexpr bool kOwn = kGathersOwnRows<Problem>;
-  constexpr int kRows = kOwn ? kRowsPerConsumer : kWarpSize, kCtas = kOwn ? 1 : Config::kCluster;
-  int const first_row = warp * kRows;
+  int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    int const in_tile = (kOwn ? 0 : rank * kRowsPerConsumer) + first_row;
+    int const in_tile = rank * kRowsPerConsumer + first_row;
     int const lane = threadIdx.x % kWarpSize;
     if (work.k_tiles > 0) {
-#pragma unroll
-      for (int row = lane; row < kRows; row += kWarpSize) {
-        int const index = Problem::gathered_index(params, work, work.m + in_tile + row);
-        shared.rows[first_row + row] = Problem::gathered_row(params, index);
-      }
+      int const index = Problem::gathered_index(params, work, work.m + in_tile + lane);
+      shared.rows[first_row + lane] = Problem::gathered_row(params, index);
     }
     __syncwarp();
     if (cute::elect_one_sync()) {
-      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead. The
-      // first box of a CTA that loads its own is: of a tile past the group's end too.
-      bool const has_rows = kOwn ? warp == 0 || Problem::rows_left(params, work) > first_row
-                                 : Problem::rows_left(params, work) > rank * kRowsPerConsumer;
+      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead.
+      bool const has_rows = Problem::rows_left(params, work) > rank * kRowsPerConsumer;
       auto at = stage;
       for (int step = 0; step < work.k_tiles; ++step, ++at) {
         shared.empty[at.stage].wait(at.phase ^ 1);
         if (!has_rows) continue;
         uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
         uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + in_tile * kRowBytes;
-        load_rows<kCtas, kRows>(Problem::gathered(params), rows, full, to, step * Config::kTileK);
+        load_rows<Config::kCluster>(Problem::gathered(params), rows, full, to,
+                                    step * Config::kTileK);
       }
     }
     stage += work.k_tiles;
@@ -138,6 +131,144 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
       __syncwarp();
     }
   });
+}
+
+// ---- each CTA loads all of its own rows, by three warps ----
+//
+// Two warps that load nothing else load 48 of the 128 boxes of a step each, and the warp that loads
+// rhs loads the other 32. Clusters share rhs. A step's boxes are issued in fewer cycles than its
+// products take, which two warps cannot do.
+
+constexpr int kRowsBesideRhs = 32;
+// Warp i of the two loads rows from 32 i on of a tile's first half, and so many of the second half.
+constexpr int kRowsOfSecondHalf = (kRowsPerConsumer - kRowsBesideRhs) / 2;
+
+// Finds the rows [first, first + kRows) of a tile, by a warp.
+template <class Problem, int kRows, class Shared>
+__device__ __forceinline__ void find_rows(typename Problem::Params const& params,
+                                          WorkTile const& work, Shared& shared, int first) {
+  int const lane = threadIdx.x % kWarpSize;
+  if (lane >= kRows) return;
+  int const index = Problem::gathered_index(params, work, work.m + first + lane);
+  shared.rows[first + lane] = Problem::gathered_row(params, index);
+}
+
+// Loads the rows that find_rows() found, in a step, by one thread.
+template <class Problem, int kRows, class Shared, class Stage>
+__device__ __forceinline__ void load_found_rows(typename Problem::Params const& params,
+                                                Shared& shared, Stage const& at, int first,
+                                                int step) {
+  load_rows<1, kRows>(Problem::gathered(params), cute::cast_smem_ptr_to_uint(&shared.rows[first]),
+                      cute::cast_smem_ptr_to_uint(shared.full[at.stage].address()),
+                      cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + first * kRowBytes,
+                      step * Problem::Config::kTileK);
+}
+
+// One of the two warps, where rows of lhs are rows of the result.
+template <class Problem, class Shared>
+__device__ void gather_own_rows(typename Problem::Params const& params, Shared& shared, int warp) {
+  using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem>);
+  int const first = warp * kWarpSize, second = kRowsPerConsumer + warp * kRowsOfSecondHalf;
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    if (work.k_tiles > 0) {
+      find_rows<Problem, kWarpSize>(params, work, shared, first);
+      find_rows<Problem, kRowsOfSecondHalf>(params, work, shared, second);
+    }
+    __syncwarp();
+    if (cute::elect_one_sync()) {
+      bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
+      auto at = stage;
+      for (int step = 0; step < work.k_tiles; ++step, ++at) {
+        shared.empty[at.stage].wait(at.phase ^ 1);
+        load_found_rows<Problem, kWarpSize>(params, shared, at, first, step);
+        if (both) load_found_rows<Problem, kRowsOfSecondHalf>(params, shared, at, second, step);
+      }
+    }
+    stage += work.k_tiles;
+  });
+}
+
+// What a warp loads of lhs in each step of a tile where rows are contracted: kRows rows from
+// `first` on, in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
+template <class Problem, int kRows, class Shared, class Stage, class Begin>
+__device__ __forceinline__ void load_own_contracted_rows(typename Problem::Params const& params,
+                                                         WorkTile const& work, Shared& shared,
+                                                         Stage& stage, int first,
+                                                         Begin const& begin) {
+  using Config = typename Problem::Config;
+  constexpr int kBatch = 8;
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first]);
+  bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
+  auto const index_of = [&](int step) {
+    return Problem::gathered_index(params, work, step * Config::kTileK + first + lane);
+  };
+  int index = work.k_tiles > 0 ? index_of(0) : -1;
+  for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+    if (lane < kRows) {
+      store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
+    }
+    __syncwarp();
+    // It comes from far: nothing is done with it before the rows of this step are on their way.
+    index = index_of(step + 1);
+    if (cute::elect_one_sync()) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      begin(stage);
+      uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address());
+      uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) + first * kRowBytes;
+      load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full, to, work.m);
+      if (both) {
+        load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full,
+                                    to + Config::kLhsBoxBytes, work.m + kRowsPerConsumer);
+      }
+    }
+    __syncwarp();
+  }
+}
+
+constexpr int kContractedBesideRhs = kRowsBesideRhs / 2;  // rows of two boxes
+template <class Config>
+constexpr int kContractedRows = (Config::kTileK - kContractedBesideRhs) / 2;
+
+// One of the two warps, where rows are contracted.
+template <class Problem, class Shared>
+__device__ void gather_own_contracted_rows(typename Problem::Params const& params, Shared& shared,
+                                           int warp) {
+  using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem> && kRowsPerConsumer == Config::kSlab);
+  constexpr int kRows = kContractedRows<Config>;
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    load_own_contracted_rows<Problem, kRows>(params, work, shared, stage, warp * kRows,
+                                             [](auto const&) {});
+  });
+}
+
+// The warp that loads rhs, where rows are contracted.
+template <class Problem, class Shared, class Stage>
+__device__ void load_rhs_and_contracted_rows(typename Problem::Params const& params,
+                                             WorkTile const& work, Shared& shared, Stage& stage,
+                                             int rank) {
+  using Config = typename Problem::Config;
+  static_assert(!Config::kRhsBoxesSplitK);
+  constexpr int kFirst = 2 * kContractedRows<Config>;
+  int step = 0;
+  auto const begin = [&](auto const& at) {
+    int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
+    Barrier& full = shared.full[at.stage];
+    full.arrive_and_expect_tx(Config::kRhsBytes + lhs_boxes * Config::kLhsBoxBytes);
+    BoxLoader<Config::kCluster> const loader(full.address(), rank);
+    auto* const rhs = reinterpret_cast<uint8_t*>(shared.rhs[at.stage]);
+#pragma unroll
+    for (int box = 0; box < Config::kBoxes; ++box) {
+      Problem::load_rhs(params, work, step * Config::kTileK, box * Config::kRhsBoxColumns, loader,
+                        rhs + box * Config::kRhsBoxBytes, box, work.share == Share::kRhs);
+    }
+    ++step;
+  };
+  load_own_contracted_rows<Problem, kContractedBesideRhs>(params, work, shared, stage, kFirst,
+                                                          begin);
 }
 
 }  // namespace jgg::sm90

@@ -43,7 +43,13 @@ struct LoadingRoles : TileRoles<Problem> {
   __device__ static void bring(Params const& params, Shared& shared, int rank, int warp)
     requires kGathersLhs<Problem>
   {
-    if constexpr (Config::kLhsMajor == Major::kK) {
+    if constexpr (kGathersOwnRows<Problem>) {
+      if constexpr (Config::kLhsMajor == Major::kK) {
+        gather_own_rows<Problem>(params, shared, warp);
+      } else {
+        gather_own_contracted_rows<Problem>(params, shared, warp);
+      }
+    } else if constexpr (Config::kLhsMajor == Major::kK) {
       gather_rows<Problem>(params, shared, rank, warp);
     } else {
       gather_contracted_rows<Problem>(params, shared, warp);

@@ -5,14 +5,14 @@ JAX's transformations act on the primitive, `plan` chooses the kernel from stati
 one custom call runs it. `reference` is the same operation in pure JAX. `problem` describes the
 operands for `plan` and `call`. The operation registers all of these in `primitive`.
 
-All operations share the files of this folder: `arguments` and `arrays` (checks, sizes,
-mesh axes), `device` (the GPU and its rates), `extension` (the kernels, and where they run), `sizes`
-(the largest that kernels take), `op` and `autodiff` (an operation and its rules under JAX's
-transformations), `meshes`, `partition`, `lowering` and `over_tokens` (arrays that stay split over
-devices), `transfers` (traffic between devices), `barrier` (the order in which XLA computes), `plan`
-and `explain`, `tile_choices` (tiles that the user chooses), `invariance` (the bits of a row depend
-on no other row), `fallback` (where XLA's own products are predicted to be faster), `float32`
-(operands in parts), `activations`, `version`.
+All operations share the files of this folder: `arguments` and `arrays` (checks, sizes, mesh axes),
+`counts` (what int32 does not count), `device` (the GPU and its rates), `extension` (the kernels,
+and where they run), `sizes` (the largest that kernels take), `op` and `autodiff` (an operation and
+its rules under JAX's transformations), `meshes`, `partition`, `lowering` and `over_tokens` (arrays
+that stay split over devices), `transfers` (traffic between devices), `barrier` (the order in which
+XLA computes), `plan` and `explain`, `tile_choices` (tiles that the user chooses), `invariance` (the
+bits of a row depend on no other row), `fallback` (where XLA's own products are predicted to be
+faster), `float32` (operands in parts), `activations`, `version`.
 
 Folders import from lower folders only. `quantized` (formats, their registry `format`, and
 `weights`, how operations take them) imports from the files above; `ragged`, `rows` and `lists`

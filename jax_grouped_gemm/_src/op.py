@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.counts import check_counts
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.extension import missing_extension_reason, unsuitable_device_reason
 from jax_grouped_gemm._src.fallback import with_policy
@@ -40,9 +41,6 @@ else:
 
 logger = logging.getLogger(__name__)
 
-_MOST_ROWS = np.iinfo(np.int32).max
-
-
 Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 
 
@@ -57,6 +55,9 @@ class Op:
       name: name of the primitive.
       operand_ranks: ranks of the operands without the batch dimension, None if their number
         varies.
+      function: the public function and its operands, for messages, such as
+        "ragged_dot(lhs, rhs, group_sizes, group_offset)"; by default they have the primitive's name
+        and the operands' places.
       targets: names of the custom calls that `call` makes; a name ends in the version of its
         operands and attributes.
       avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
@@ -96,6 +97,7 @@ class Op:
     call: Callable[..., Any] | None = None
     composed: Callable[..., Any] | None = None
     planned: tuple[str, ...] = ()
+    function: str = ""
     check: Callable[[Sequence[Any], Mapping[str, Any]], None] | None = None
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
@@ -124,26 +126,13 @@ class Op:
 
         Raises:
           ValueError: `check` refuses the parameters.
+          NotImplementedError: an operand has more rows, columns or matrices than int32 counts.
         """
-        self._check_counts(operands)
+        check_counts(self.function or self.name, self.operand_ranks, operands, params)
         params = dict(with_policy(params, per_row=self.per_row))
         if self.check:
             self.check([jax.typeof(x) for x in operands], params)
         return self.primitive.bind(*align_varying(*operands), **params)
-
-    def _check_counts(self, operands: Sequence[Any]) -> None:
-        """Raises a `NotImplementedError` if there are too many rows for int32 to count."""
-        if not any(x.dtype == jnp.int32 for x in operands):
-            return
-        for place, x in enumerate(operands):
-            # A vector of values is a buffer that results share; kernels count it in 64 bits.
-            if x.ndim == 1 and x.dtype != jnp.int32:
-                continue
-            if any(isinstance(size, int) and size > _MOST_ROWS for size in x.shape):
-                raise NotImplementedError(
-                    f"{self.name}: operand {place} of shape {x.shape} has a dimension beyond the "
-                    f"limit {_MOST_ROWS} (2^31 - 1) of int32, in which rows are counted"
-                )
 
     def batch_size(self, operands: Sequence[Any]) -> int | None:
         """Native batch size of `operands` (arrays or avals), None without a batch dimension."""
@@ -348,7 +337,9 @@ class Op:
 
     def _raise_impossible(self, reason: str, implementation: Any) -> None:
         asked = "batch_invariant" if is_invariant(implementation) else "implementation='cuda'"
-        raise NotImplementedError(f"{asked} is impossible for {self.name}: {reason}")
+        public = self.function.partition("(")[0]
+        name = self.name if public in ("", self.name) else f"{public} ({self.name})"
+        raise NotImplementedError(f"{asked} is impossible for {name}: {reason}")
 
 
 ops: dict[Primitive, Op] = {}

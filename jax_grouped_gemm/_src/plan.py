@@ -51,7 +51,7 @@ class TileConfig:
     stream_k: bool = False
 
     def sizes(self) -> dict[str, int]:
-        """Returns the numbers by name, as every handler takes them."""
+        """Returns tile_m, tile_n and cluster by name, as attributes of a custom call."""
         return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
 
     def __str__(self) -> str:
@@ -270,9 +270,8 @@ class Plan(Generic[P]):
         where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for others.
-        With few rows a group, products of bfloat16 parts replace these: 3 instead of 1, 6 instead
-        of 3.
+      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for operands
+        of other dtypes. With few rows a group, 3 or 6 products of bfloat16 parts replace 1 or 3.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
       prediction: how long the kernel takes, and what bounds it; None without a kernel.
@@ -308,7 +307,7 @@ class Plan(Generic[P]):
 
     @property
     def launched(self) -> tuple[P, TiledKernel]:
-        """The problem that the kernel gets, and the kernel, of a plan whose kernel has tiles."""
+        """The problem that the kernel gets, and the kernel, if the kernel has tiles."""
         assert self.kernel_problem is not None and isinstance(self.kernel, TiledKernel)
         return self.kernel_problem, self.kernel
 

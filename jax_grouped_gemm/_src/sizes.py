@@ -15,22 +15,21 @@ MOST_ROW_BATCHES = 65535
 """Batches of an operation that moves rows: `kMostRowBatches`."""
 
 
+_WORDS = {"m": "rows (m)", "k": "columns (k)", "n": "columns (n)", "g": "matrices (g)"}
+
+
 def too_large(sizes: Mapping[str, Any]) -> str:
     """Returns which of the named sizes no kernel takes, or an empty string.
 
     A symbolic size may be any size, so a kernel checks it when it runs.
     """
-    found = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
-    return f"the kernels count to 2^29, got {', '.join(found)}" if found else ""
+    large = ((name, x) for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE)
+    found = ", ".join(f"{_WORDS.get(name, name)} = {x}" for name, x in large)
+    return f"the kernels count to 2^29, got {found}" if found else ""
 
 
 def too_large_operands(avals: Iterable[Any]) -> str:
     """Returns which operands have a dimension that no kernel takes, or an empty string."""
-    return next(
-        (
-            f"the kernels count to 2^29, got an operand {x.dtype}{list(x.shape)}"
-            for x in avals
-            if any(is_static(size) and size > LARGEST_SIZE for size in x.shape)
-        ),
-        "",
-    )
+    large = (x for x in avals if any(is_static(n) and n > LARGEST_SIZE for n in x.shape))
+    text = "the kernels count to 2^29, got an operand"
+    return next((f"{text} {x.dtype}{list(x.shape)}" for x in large), "")

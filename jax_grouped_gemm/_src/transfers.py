@@ -26,7 +26,8 @@ class Transfer:
     Attributes:
       kind: "gathers": each device has a part and gets the whole. "sums": each device has a term and
         gets the sum or a part of it. "sends": devices exchange parts.
-      op: the operation, "jax.shard_map" for collectives inside one, or the function of a layer.
+      op: what moves the array: the name of an operation, "jax.shard_map" for a collective inside
+        one, or the function of a layer.
       what: the array.
       bytes: the size of the array on a device: after the transfer for "gathers", and before it for
         the other kinds.

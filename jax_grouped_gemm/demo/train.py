@@ -108,7 +108,7 @@ def train(
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        failure = OutOfMemory(name, _shortage(str(error), devices))
+        failure = OutOfMemory(name, shortage(str(error), devices))
     finally:
         # Flax models are cycles of references, and so are the frames of an error.
         gc.collect()
@@ -116,7 +116,7 @@ def train(
     raise failure
 
 
-def _shortage(message: str, devices: int) -> str:
+def shortage(message: str, devices: int) -> str:
     """Returns the requested and the available memory, from XLA's message and the devices."""
     asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
     text = "out of memory"

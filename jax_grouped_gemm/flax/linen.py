@@ -131,8 +131,13 @@ class TrainState(struct.PyTreeNode):
         return self.tx.compute_params(self.params)
 
     def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
-        """Returns the state after a step; `rest` are fields of a subclass, for `factor` see
-        `optim.Optimizer.step`."""
+        """Returns the state after a step.
+
+        Args:
+          grads: gradients of `params`.
+          factor: see `optim.Optimizer.step`.
+          **rest: new values of other fields, such as those of a subclass.
+        """
         params, opt_state = self.tx.step(self.params, grads, self.opt_state, factor=factor)
         return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **rest)
 
@@ -174,20 +179,21 @@ class MoE(nn.Module):
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo. If it names axes, as `nn.with_partitioning`
         does, these replace the logical axes above.
-      gate_init: initialiser of the router, likewise.
-      bias_init: initialiser of all biases, likewise.
+      gate_init: initialiser of the router, which may name axes too.
+      bias_init: initialiser of all biases, which may name axes too.
       implementation: what computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
       batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are
         batch invariant too.
-      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
-        None computes on one device. The parameters are the same, and so are checkpoints. Statistics
-        are sown as "expert_parallel" in "intermediates", next to the "routing" of every layer.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`.
+        With None the layer runs on one device. Parameters and checkpoints are the same in both
+        cases. With an `expert_axis`, the layer sows the `moe.ExpertParallelStats` as
+        "expert_parallel" in the collection "intermediates". Every layer sows its "routing" there.
       token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
         and, with `expert_axis`, `moe.expert_parallel`.
-      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
-        `expert_axis`, see `moe.expert_parallel`.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: options of
+        `moe.expert_parallel`, which only a layer with an `expert_axis` uses.
     """
 
     hidden_features: int
@@ -234,11 +240,12 @@ class MoE(nn.Module):
 
         Args:
           x: tokens [..., D].
-          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
-            expert, are zero in the result and count in no loss. None means that all are real.
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. Padding tokens
+            visit no expert, are zero in the result and count in no loss. None means that all tokens
+            are real.
 
         Raises:
-          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
             than a `moe.Routing` of `top_k` experts a token.
         """
         if not x.shape[-1]:

@@ -75,5 +75,5 @@ def test_what_no_kernel_runs_is_refused():
     operands = array(8, 16, dtype=jnp.int32), array(2, 16, 8, dtype=jnp.int32)
     sizes = array(2, dtype=jnp.int32)
     for options in ({}, dict(implementation="cuda")):
-        with pytest.raises(NotImplementedError, match="batch_invariant is impossible for ragged_n"):
+        with pytest.raises(NotImplementedError, match="batch_invariant is impossible for ragged_d"):
             calls(partial(jgg.ragged_dot, batch_invariant=True, **options), *operands, sizes)

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
@@ -104,6 +105,20 @@ def test_stacks(layer, target):
     assert sum(program.kernels.values())
     assert travelling(program) == []
     assert all("[16," not in call.text for call in program.calls)
+
+
+def test_muon_with_a_period(target):
+    """Both kinds of updates are in the program, and nothing is gathered for either."""
+    spec = P(None, None, "x")
+    optimiser = jgg.optim.scale_by_muon(shardings=NamedSharding(target.mesh, spec), period=4)
+
+    def function(stack, mu, count):
+        return optimiser.update(stack, optimiser.init(stack)._replace(count=count, mu=mu))
+
+    arguments = [*arrays(*[(16, 512, 1024)] * 2), *arrays((), dtype=jnp.int32)]
+    program = target.compile(function, *arguments, specs=[spec, spec, P()])
+    assert " conditional(" in program.hlo
+    assert {kind for kind, _ in travelling(program)} == {"all-to-all"}
 
 
 def test_gradients_are_summed_while_others_are_computed(target):

@@ -168,7 +168,7 @@ class TestMain:
                 return {"bytes_limit": 60 * 2**30, "bytes_in_use": self.used * 2**30}
 
         monkeypatch.setattr(jax, "devices", lambda: [Device(10), Device(20), Device(50)])
-        said = training._shortage("RESOURCE_EXHAUSTED: failed to allocate 45.50GiB.", 2)
+        said = training.shortage("RESOURCE_EXHAUSTED: failed to allocate 45.50GiB.", 2)
         assert said == "out of memory: asked for 45.50 GiB, of 60.00 GiB 40.00 GiB were free"
 
     def test_nothing_fits(self, tiny, monkeypatch, capsys):

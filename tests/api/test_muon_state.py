@@ -54,10 +54,11 @@ def theirs(numbers):
     )
 
 
-def assert_trees_close(a, b, **tolerance):
+def assert_trees_close(a, b, tolerance=1e-5):
+    """Up to a part of the largest element of a leaf."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, **tolerance)
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max(initial=0))
 
 
 def run(optimizer, params, gradients, state=None):
@@ -65,12 +66,10 @@ def run(optimizer, params, gradients, state=None):
     state = optimizer.init(params) if state is None else state
     updates = []
     for gradient in gradients:
-        step, state = jax.jit(optimizer.update)(gradient, state, params)
+        with jax.default_matmul_precision("highest"):
+            step, state = jax.jit(optimizer.update)(gradient, state, params)
         updates.append(step)
     return updates, state
-
-
-CLOSE = dict(rtol=2e-3, atol=1e-4)
 
 
 class TestAgainstOptax:
@@ -89,8 +88,8 @@ class TestAgainstOptax:
         (updates, state), (expected, expected_state) = (
             run(optimizer, params, gradients) for optimizer in (ours, reference)
         )
-        assert_trees_close(updates, expected, **CLOSE)
-        assert_trees_close(state, expected_state, **CLOSE)
+        assert_trees_close(updates, expected)
+        assert_trees_close(state, expected_state)
 
     @pytest.mark.parametrize(
         "options",
@@ -111,8 +110,7 @@ class TestAgainstOptax:
             run(optimizer, params, gradients)
             for optimizer in (ours, optax.contrib.muon(0.3, **options))
         )
-        tolerance = dict(rtol=2e-2, atol=1e-2) if "mu_dtype" in options else CLOSE
-        assert_trees_close(updates, expected, **tolerance)
+        assert_trees_close(updates, expected, 1e-2 if "mu_dtype" in options else 1e-5)
         assert jax.tree.structure(state) == jax.tree.structure(expected_state)
 
     def test_scale_by_muon(self, rng):
@@ -127,8 +125,8 @@ class TestAgainstOptax:
             (updates, state), (expected, expected_state) = (
                 run(optimizer, params, gradients) for optimizer in (ours, reference)
             )
-            assert_trees_close(updates, expected, **CLOSE)
-            assert_trees_close(state, expected_state, **CLOSE)
+            assert_trees_close(updates, expected)
+            assert_trees_close(state, expected_state)
 
 
 def as_dictionaries(state):
@@ -157,7 +155,8 @@ class TestCheckpoints:
         loaded = load_muon_state(ours.init(params), saved)
         assert jax.tree.structure(loaded) == jax.tree.structure(state)
         updates, _ = run(ours, params, gradients[2:], loaded)
-        assert_trees_close(updates, expected, **CLOSE)
+        # With a schedule, XLA's unoptimised CPU programs of Optax are less exact.
+        assert_trees_close(updates, expected, 5e-5)
 
     @pytest.mark.parametrize("restored", ["state", "dictionaries"])
     def test_of_version_0_1(self, restored, rng):
@@ -179,7 +178,7 @@ class TestCheckpoints:
         saved = (state[0], old if restored == "state" else as_dictionaries(old))
         loaded = load_muon_state(optimizer.init(params), saved)
         updates, _ = run(optimizer, params, gradients[2:], loaded)
-        assert_trees_close(updates, expected, rtol=1e-6)
+        assert_trees_close(updates, expected, 1e-6)
 
     def test_an_old_state_is_named(self, rng):
         params = draw(rng, {"matrix": (12, 40)})

@@ -101,7 +101,8 @@ def test_optimizer(dry_run):
     found = dry_run(optimizer.main)
     assert set(found) == {
         "tiny/program/bfloat16",
-        *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
+        "tiny/apply/float32",
+        *(f"tiny/adamw/{gradients}" for gradients in optimizer.GRADIENTS),
     }
     for record in found.values():
         for name, peer in record["peers"].items():
@@ -156,7 +157,7 @@ def test_muon(dry_run):
     assert all(peer["status"] == "measured" for peer in iterations["peers"].values())
     assert iterations["peers"]["ours"]["error"]["total"] < 0.02
     assert iterations["ratios"]["einsum_bf16"] > 0
-    assert {"optax_muon", "adamw"} <= set(steps["ratios"])
+    assert {"optax_muon", "optax_adamw", "bf16_gradients"} <= set(steps["ratios"])
 
 
 def test_symmetric_updates(dry_run):

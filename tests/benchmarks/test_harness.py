@@ -171,7 +171,7 @@ class Library:
 @pytest.mark.parametrize("stays", [False, True])
 def test_cupti_is_attached_once_or_for_each_case(stays, monkeypatch):
     library = Library()
-    monkeypatch.setattr(recorders, "_load_cupti", lambda: library)
+    monkeypatch.setattr(recorders, "load_library", lambda *names: library)
     monkeypatch.setattr(recorders.ctypes, "CDLL", lambda name: Library())
     recorder = recorders.CuptiRecorder()
     recorder.stays_attached = stays

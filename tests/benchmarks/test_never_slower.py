@@ -155,6 +155,9 @@ def test_shapes_are_of_all_kinds_and_within_limits(rng):
     update = shapes.UPDATES["syrk"]
     sizes = np.array([shapes.update_shape(rng, update) for _ in range(200)])
     assert sizes[:, 2].min() < 64 and sizes[:, 2].max() > 2048 and sizes[:, 1].min() < 128
+    g, n, k = np.array([shapes.stack_of_hundreds(rng) for _ in range(200)]).T
+    assert 128 <= g.min() < 200 and g.max() > 500 and 512 <= n.min() and n.max() <= 1024
+    assert (2 * g * n * n * k).max() > shapes.MOST_FLOPS
 
 
 @pytest.mark.plans_as_users_get_them

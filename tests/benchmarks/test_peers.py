@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import cutlass, grouped_gemm, rank_k
+from benchmarks import cutlass, grouped_gemm, moe, rank_k, weight_only
 from benchmarks.harness import cases
 from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
+from benchmarks.harness.recorders import Sample
 from benchmarks.peers import cutlass as cutlass_peers
 from benchmarks.peers import quack, quack_moe, sweep
 
@@ -112,6 +113,31 @@ def test_configurations_of_quack_layers_are_those_that_the_product_can_have(kind
     assert (max(config.cluster_n for config in found) == 1) == gathered
     if kind.startswith("gate_up") and not kind.endswith("weights"):
         assert not any(config.tile_n % 32 for config in found)
+
+
+def test_kernels_of_a_quack_layer_have_parts_by_their_order():
+    product = "kernel_cutlass_kernel_quack_gemm_sm90_0"
+    step = (product, product, "sum_of_rows", "memset", product, "reduce") + 2 * (product,)
+    step += ("sum_of_rows", product)
+    part_of = quack_moe.parts_in_order(quack_moe.KINDS)
+    expected = {"combine": 12.0, "PyTorch": 10.0} | dict(
+        zip(quack_moe.KINDS, (1.0, 2.0, 5.0, 7.0, 8.0, 10.0), strict=True)
+    )
+    # Rounds follow each other.
+    for _ in range(2):
+        assert Sample(9.0, step, tuple(map(float, range(1, 11)))).parts(part_of) == expected
+
+
+def test_a_chain_has_a_layer_for_each_step_with_experts_of_its_own():
+    problem = moe.Problem(moe.TINY, "moe_forward")
+    (x, experts, *others), packed = given = weight_only.operands(moe.TINY, "int8", 0)
+    ours, bf16 = weight_only.peers(problem, np.asarray(experts), chain=2)
+    layer = moe.layer_function(problem, None)
+    (between,) = layer(x, experts, *others)
+    (expected,) = layer(between, (experts + moe.TINY.top_k) % moe.TINY.experts, *others)
+    np.testing.assert_array_equal(*(np.float32(y) for y in (*bf16.function(*given), expected)))
+    (found,) = ours.function(*given)
+    np.testing.assert_allclose(np.float32(found), np.float32(expected), atol=0.02)
 
 
 class Tensor:

@@ -152,9 +152,10 @@ def test_labels_of_pictures_do_not_overlap(name):
 def test_pictures_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     from benchmarks import pictures
+    from examples import records
 
     pictures.main(["beside_stock", "--folder", str(tmp_path)])
     assert (tmp_path / "beside_stock.png").stat().st_size > 5000
-    assert {f"{name}.png" for name in pictures.PICTURES} == {
+    assert {f"{name}.png" for name in (*pictures.PICTURES, *records.PICTURES)} == {
         path.name for path in pictures.IMAGES.glob("*.png")
     }

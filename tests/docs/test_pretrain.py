@@ -204,6 +204,35 @@ def test_active_parameters_are_those_of_the_model():
         assert config.active_parameters == active, name
 
 
+@pytest.mark.parametrize("flags, stock", [((), False), (("--stock",), True)])
+def test_a_model_that_is_too_large_ends_with_a_sentence(flags, stock, monkeypatch):
+    """JAX raises the same error while it compiles and while it runs."""
+
+    def make_step(*_, **__):
+        def step(*_):
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32.85GiB with "
+                "allocator GPU_0_bfc on device 0. [tf-allocator-allocation-error='']"
+            )
+
+        return step
+
+    monkeypatch.setattr(pretrain_moe, "make_step", make_step)
+    with pytest.raises(SystemExit, match="^out of memory: asked for 32.85 GiB.* --batch") as raised:
+        run(2, *flags)
+    assert ("no --stock" in str(raised.value)) is stock
+    assert raised.value.__suppress_context__
+
+
+def test_other_errors_are_not_of_memory(monkeypatch):
+    def make_step(*_, **__):
+        raise jax.errors.JaxRuntimeError("INTERNAL: invalid argument")
+
+    monkeypatch.setattr(pretrain_moe, "make_step", make_step)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        run(2)
+
+
 def test_files_of_tokens_and_bad_options(tmp_path):
     tokens = np.random.default_rng().integers(0, 256, 1000, np.uint16)
     np.save(tmp_path / "tokens.npy", tokens)

@@ -37,6 +37,7 @@ PARTS = {
     "optimizers": optimizers.steps_that_quantize,
     "updates": lists.symmetric_updates,
     "symmetric_products": lists.symmetric_products,
+    "float32_symmetric_products": lists.float32_symmetric_products,
     "lists": lists.lists_of_products,
     "float32_few_rows": products.float32_products_of_few_rows,
     "float32_updates": lists.float32_updates,

@@ -16,6 +16,7 @@ from tests.support.mlp_on_gpu import (
     check_gradient,
     check_paired,
     check_paired_weights,
+    check_rows_of_dy,
     unit,
 )
 from tests.support.ops import random
@@ -118,8 +119,9 @@ class TestInPlace:
 
     @pytest.mark.parametrize(
         "embed, hidden",
-        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (136, 104)],
-    )
+        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (136, 104),
+         (136, 264), (264, 768)],
+    )  # fmt: skip
     def test_rows_of_tokens(self, embed, hidden, rng):
         tokens, m = 500, 3040
         run = jax.jit(partial(jgg.gated_ragged_dot, implementation="cuda"))
@@ -137,6 +139,21 @@ class TestInPlace:
             want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
             # Sizes may own all rows. NaN of bfloat16 are not equal to NumPy.
             np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (got, want)))
+
+    @pytest.mark.parametrize(
+        "embed, hidden",
+        [(64, 256), (1536, 256), (136, 200), (2056, 136), (1280, 128), (520, 64), (264, 768)],
+    )
+    def test_rows_of_dy(self, embed, hidden, rng):
+        for sizes in sweep(rng, 1000, 8, 6):
+            check_rows_of_dy(rng, sizes, embed=embed, hidden=hidden)
+
+    @pytest.mark.parametrize("embed, hidden", [(520, 256), (1032, 520)])
+    def test_rows_of_dy_in_unequal_groups(self, embed, hidden, rng):
+        """Tiles of unequal groups are cut along their rows."""
+        m, groups = 12000, 9
+        for sizes in (sizes_of.one_hot(m - 5, groups, 4), *(sizes_of.zipf(rng, m, groups),) * 3):
+            check_rows_of_dy(rng, sizes, m=m, embed=embed, hidden=hidden)
 
     def test_is_planned(self, rng):
         x, rows = jnp.ones((512, 64), BF16), jnp.zeros(2048, jnp.int32)
@@ -303,9 +320,10 @@ class TestLayer:
         got, want = (np.asarray(a).astype(np.float64) for a in (got, want))
         assert np.linalg.norm(got - want) <= 8 * unit(BF16) * np.linalg.norm(want)
 
-    def test_layers_of_tokens(self, rng):
+    @pytest.mark.parametrize("hidden", [128, 256, 384])
+    def test_layers_of_tokens(self, hidden, rng):
         """Routing that changes from run to run of one program."""
-        case = mlp.case(rng, tokens=512, embed=256, hidden=384, experts=8, dtype=BF16)
+        case = mlp.case(rng, tokens=512, embed=256, hidden=hidden, experts=8, dtype=BF16)
 
         @partial(jax.jit, static_argnums=2)
         def run(logits, factors, implementation):

@@ -214,7 +214,7 @@ class TestPath:
     def test_sizes_that_no_kernel_counts_to(self):
         plan = only_plan(jgg.ragged_dot, *shapes(2**30, 128, 128, 4))
         assert how(plan) == "xla"
-        assert plan.reason == f"the kernels count to 2^29, got m = {2**30}"
+        assert plan.reason == f"the kernels count to 2^29, got rows (m) = {2**30}"
 
 
 class TestFloat32:

@@ -55,7 +55,9 @@ def test_fused(activation):
     [
         (256, {}, "in place"),
         (136, dict(activation="swiglu_oai"), "in place"),
-        (264, {}, "before"),
+        (264, {}, "in place"),
+        (2880, {}, "in place"),
+        (2888, {}, "before"),
         (128, {}, "in place"),
         (8, {}, "in place"),
         (128, dict(activation="relu"), "before"),
@@ -63,7 +65,7 @@ def test_fused(activation):
         (256, dict(biases=(jnp.ones((4, 256), BF16), None)), "before"),
     ],
 )
-def test_narrow_experts_read_tokens_in_place(hidden, options, gather):
+def test_tokens_are_read_in_place(hidden, options, gather):
     *arrays, _, sizes = shapes(m=64, hidden=hidden)
     run = partial(jgg.gated_ragged_dot, rows=jnp.zeros(512, jnp.int32), **options)
     (plan, *_) = (p for p in jgg.explain(run, *arrays, sizes).plans if "gated" in p.problem.op)
@@ -179,14 +181,25 @@ def test_the_products_of_a_gradient():
     assert all(how(p) == "kernel" for p in plans)
 
 
-@pytest.mark.parametrize("hidden, gather", [(256, "in place"), (264, "before")])
-def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather):
+@pytest.mark.parametrize(
+    "experts, hidden, gather",
+    [
+        (4, 256, "in place"),
+        (31, 264, "before"),
+        (32, 264, "in place"),
+        (32, 768, "in place"),
+        (32, 776, "before"),
+    ],
+)
+def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
+    """Also of wider experts, where groups have 256 rows or fewer in the mean."""
+
     def loss(*operands, **options):
         return jnp.sum(jgg.ragged_mlp(*operands, **options).astype(F32))
 
     rows = jnp.zeros(8192, jnp.int32)
     gradient = jax.grad(partial(loss, rows=rows), (1, 2))
-    *_, plan = jgg.explain(gradient, *shapes(m=1024, hidden=hidden)).plans
+    *_, plan = jgg.explain(gradient, *shapes(m=1024, hidden=hidden, experts=experts)).plans
     assert (plan.problem.op, how(plan), plan.gather) == (
         "paired_weight_gradients",
         "kernel",

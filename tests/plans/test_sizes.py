@@ -12,6 +12,7 @@ from jax.core import ShapedArray
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.counts import MOST
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8.quantize import plan as quantize_plan
 from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
@@ -234,6 +235,62 @@ def test_largest_and_one_more(name):
     assert largest.kernel not in (XLA, COMPOSED), largest.reason
     assert larger.kernel in (XLA, COMPOSED)
     assert "count to 2^29, got" in larger.reason
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("rows", "rows (m)"),
+        ("k", "columns (k)"),
+        ("n", "columns (n)"),
+        ("groups", "matrices (g)"),
+        ("contracted rows", "rows (m)"),
+        ("FP8 k", "columns (k)"),
+        ("rows of batches", "rows of all batches"),
+        ("groups of batches", "groups of all batches"),
+    ],
+)
+def test_reasons_name_the_dimension(name, words):
+    size = LARGEST_SIZE + STEP
+    assert f" {words} = {size}" in PLANS[name](size).reason
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, words",
+    [
+        ((MOST + 1, 8), (1, 8, 8), f"lhs of shape ({MOST + 1}, 8) has {MOST + 1} rows"),
+        ((8, MOST + 1), (1, MOST + 1, 8), f"lhs of shape (8, {MOST + 1}) has {MOST + 1} columns"),
+        ((8, 8), (1, 8, MOST + 1), f"rhs of shape (1, 8, {MOST + 1}) has {MOST + 1} columns"),
+        ((8, 8), (MOST + 1, 8, 8), f"rhs of shape ({MOST + 1}, 8, 8) has {MOST + 1} matrices"),
+    ],
+)
+def test_what_int32_does_not_count_is_named(lhs, rhs, words):
+    operands = array(*lhs), array(*rhs), integers(rhs[0])
+    with pytest.raises(NotImplementedError) as raised:
+        jax.eval_shape(jgg.ragged_dot, *operands)
+    text = str(raised.value)
+    assert text.startswith(f"ragged_dot: {words}, beyond the limit {MOST} (2^31 - 1) of int32")
+
+
+def test_other_functions_name_their_operands():
+    many, sizes = array(MOST + 1, 16), integers(1)
+    matrix, wide = array(1, 16, 16), array(1, 16, MOST + 1)
+    for name, call, *operands in (
+        ("(scaled_)?ragged_dot: lhs", jgg.fp8_ragged_dot, many, matrix, sizes),
+        ("gated_ragged_dot: x", jgg.gated_ragged_dot, many, matrix, matrix, sizes),
+        ("gated_ragged_dot: wi_0", jgg.gated_ragged_dot, array(8, 16), wide, wide, sizes),
+        ("ragged_dot: lhs", jgg.ragged_dot, many, packed(1, 16, 64), sizes),
+    ):
+        with pytest.raises(NotImplementedError, match=f"^{name} of shape .* (rows|columns), "):
+            jax.eval_shape(call, *operands)
+
+
+def test_the_public_function_is_named_if_kernels_are_asked_for():
+    call = partial(jgg.ragged_dot, implementation="cuda")
+    operands = array(LARGEST_SIZE + 8, 8), array(1, 8, 8), integers(1)
+    lowered = jax.jit(call).trace(*operands)
+    with pytest.raises(NotImplementedError, match=r"for ragged_dot \(ragged_noncontracting\): "):
+        lowered.lower(lowering_platforms=("cuda",))
 
 
 def test_batches_of_rows():

@@ -132,6 +132,14 @@ def _mlps() -> None:
         _lower(jax.grad(function, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
         _lower(function, *operands, _a(G, dtype=jnp.int32))
 
+    # Which reads rows of tokens and of gradients in place.
+    def of_tokens(x, logits, *matrices):
+        y = moe.dropless_mlp(x, moe.route(logits, 2), *matrices)
+        return y.astype(jnp.float32).sum()
+
+    matrices = _a(G, K, N), _a(G, K, N), _a(G, N, K)
+    _lower(jax.grad(of_tokens, (0, 2, 3, 4)), _a(M, K), _a(M, G, dtype=jnp.float32), *matrices)
+
 
 def _packed_products() -> None:
     for name in ("mxfp4", "int4", "int8"):

@@ -111,7 +111,7 @@ class Target:
         # By what is compiled: tests look at the same program for different reasons.
         self.programs: dict[tuple, Program] = {}
 
-    def compile(self, function, *arguments, specs=None, **compiler_options) -> Program:
+    def compile(self, function, *arguments, specs=None, donated=(), **compiler_options) -> Program:
         specs = specs or [P()] * len(arguments)
 
         def placed(x, spec):
@@ -122,7 +122,7 @@ class Target:
             jax.tree.map(functools.partial(placed, spec=spec), argument)
             for argument, spec in zip(arguments, specs, strict=True)
         ]
-        lowered = jax.jit(function).lower(*arguments)
+        lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
         key = lowered.as_text(), tuple(sorted(compiler_options.items()))
         if key not in self.programs:
             compiled = lowered.compile(compiler_options=compiler_options or None)

@@ -12,6 +12,7 @@ import numpy as np
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.mlp import layer, primitive
 from jax_grouped_gemm._src.mlp.operands import (
+    DownWeightsOperands,
     ExpertWeights,
     GradientOperands,
     Groups,
@@ -43,9 +44,20 @@ def gradient(operands, *, activation, zeroes_unowned=True):
     """dgate, dup, hidden and dweights."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
     optional = dict(up=operands.get("up"), weights=operands.get("weights"))
-    factors = dict(dy=operands["dy"], wo=operands["wo"], gate=operands["gate"])
+    rows = Rows(operands["dy"], operands.get("rows"))
+    factors = dict(rows=rows, wo=operands["wo"], gate=operands["gate"])
     given = GradientOperands(**factors, **optional, groups=groups_of(operands))
     return primitive.bind(primitive.GATED_TRANSPOSE, given, **vars(options))
+
+
+@partial(jax.jit, static_argnames="num_groups")
+def down_weights(operands, *, num_groups):
+    """hidden^T dy."""
+    options = Options.of(as_activation("silu"), None, "cuda")
+    rows = Rows(operands["dy"], operands["rows"])
+    given = DownWeightsOperands(rows, operands["hidden"], groups_of(operands))
+    params = dict(options.of_products, num_groups=num_groups)
+    return primitive.bind(primitive.DOWN_WEIGHTS, given, **params)
 
 
 @partial(jax.jit, static_argnames="zeroes_unowned")
@@ -228,6 +240,38 @@ def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offs
     assert not out[~owned].any()
 
 
+def rows_of_tokens(rng, tokens, embed, owned, dtype=BF16):
+    """Tokens, the token of each row, and the rows: NaN without a group, zero without a token."""
+    x = random(rng, (tokens + 1, embed), dtype)
+    x[tokens] = np.nan
+    rows = rng.integers(-20, tokens, len(owned)).astype(np.int32)
+    rows[rows < -10] += tokens + 20  # past the last token
+    rows[~owned] = tokens
+    is_token = (rows >= 0) & (rows <= tokens)
+    return x, rows, np.where(is_token[:, None], x[np.clip(rows, 0, tokens)], 0).astype(dtype)
+
+
+def check_rows_of_dy(rng, sizes, *, m=1000, tokens=300, embed=264, hidden=256):
+    """Both products of dy read rows in place: one gets the bits of copies, the other is exact."""
+    groups, dtype = len(sizes), BF16
+    owned = owned_rows(sizes, 0, groups, m)
+    dy, rows, copies = rows_of_tokens(rng, tokens, embed, owned)
+    gate, up, of_wo = (random(rng, (m, hidden), dtype) for _ in range(3))
+    gate[~owned] = up[~owned] = of_wo[~owned] = np.nan
+    given = dict(wo=matrices(rng, (groups, hidden, embed), dtype), gate=gate, up=up)
+    given |= dict(weights=rng.uniform(0.1, 1, m).astype(np.float32)) | indices(sizes)
+    got = gradient(given | dict(dy=dy, rows=rows), activation="silu")
+    want = gradient(given | dict(dy=copies), activation="silu")
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (one, other)))
+    given = dict(dy=dy, rows=rows, hidden=of_wo) | indices(sizes)
+    exact = oracle.ragged_contracting(of_wo, copies, sizes, 0, num_groups=groups)
+    result = down_weights(given, num_groups=groups)
+    oracle.check(result, exact)
+    again = down_weights(given, num_groups=groups)
+    np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (result, again)))
+
+
 def check_paired_weights(
     rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16, tokens=None
 ):
@@ -244,13 +288,7 @@ def check_paired_weights(
         x[~owned] = np.nan
         given = dict(x=x)
     else:
-        x = random(rng, (tokens + 1, embed), dtype)
-        x[tokens] = np.nan
-        rows = rng.integers(-20, tokens, m).astype(np.int32)
-        rows[rows < -10] += tokens + 20  # past the last token
-        rows[~owned] = tokens
-        is_token = (rows >= 0) & (rows <= tokens)
-        rows_of_x = np.where(is_token[:, None], x[np.clip(rows, 0, tokens)], 0).astype(dtype)
+        x, rows, rows_of_x = rows_of_tokens(rng, tokens, embed, owned, dtype)
         given = dict(x=x, rows=rows)
     given |= dict(d0=d0, d1=d1) | indices(sizes, offset)
     results = paired_weights(given, num_groups=groups)

@@ -1,15 +1,18 @@
 """Orthogonalisation of matrices that are split inside, over eight devices."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.muon import exchange
-from jax_grouped_gemm.optim import MuonDimensionNumbers, muon, orthogonalize
+from jax_grouped_gemm.optim import MuonDimensionNumbers, muon, orthogonalize, scale_by_muon
 from tests.support.partition import AUTO, EIGHT, FOUR_BY_TWO, KINDS, collectives, entered, mesh_of
 
 SHAPES = [(5, 16, 48), (48, 32), (32, 48), (16, 48), (2, 3, 64, 16)]
@@ -159,6 +162,85 @@ def test_muon(kind, rng):
         assert_close(got[name], want[name])
 
 
+def of_blocks(x, spec, devices=8):
+    """Each block orthogonalised alone, with the RMS of whole matrices."""
+    entries = [*spec, *[None] * x.ndim][: x.ndim]
+    dim = next(i for i, entry in enumerate(entries) if entry)
+    blocks = np.stack(np.split(np.asarray(x), devices, dim))
+    ratio = max(blocks.shape[-2:]) / max(x.shape[-2:])
+    (outs,) = jax.jit(orthogonalize)([blocks])
+    return ratio**0.5 * np.concatenate(np.asarray(outs, np.float32), dim)
+
+
+def conditions(jaxpr):
+    """The branches of every condition of a program."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "cond":
+            yield eqn.params["branches"]
+        else:
+            for inner in jaxprs_in_params(eqn.params):
+                yield from conditions(inner)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+class TestBlocks:
+    def test_each_device_has_its_own(self, kind, rng):
+        mesh = mesh_of(EIGHT, kind)
+        matrices, specs = draw(rng)[:3], [*SPECS[:2], P()]
+        with entered(mesh):
+            xs, shardings = placed(mesh, matrices, specs)
+            program = call(mesh, shardings, blockwise=True).lower(*xs).compile()
+            outs = program(*xs)
+        assert not collectives(program)
+        wants = [*map(of_blocks, matrices[:2], specs), *orthogonalize(matrices[2:])]
+        for out, want in zip(outs, wants, strict=True):
+            assert_close(out, want)
+
+    def test_period(self, kind, rng):
+        """Every third update is of whole matrices; the others exchange nothing."""
+        mesh = mesh_of(EIGHT, kind)
+        matrices = draw(rng)[:1]
+        blocks = of_blocks(matrices[0], SPECS[0])
+        with entered(mesh):
+            (x,), (sharding,) = placed(mesh, matrices, SPECS[:1])
+            given = sharding if kind == AUTO else None
+            often, always = (
+                scale_by_muon(shardings=given, period=n, nesterov=False, beta=0.0) for n in (3, 1)
+            )
+            step = jax.jit(often.update)
+            state = often.init(x)
+            program = step.lower(x, state).compile()
+            assert {name for name, _ in collectives(program)} == {"all-to-all"}
+            branches = conditions(jax.make_jaxpr(often.update)(x, state).jaxpr)
+            assert [["all_to_all" in str(x) for x in found] for found in branches] == [
+                [True, False]
+            ]
+            whole, _ = jax.jit(always.update)(x, state)
+            for i in range(7):
+                update, state = step(x, state)
+                assert update.sharding.is_equivalent_to(sharding, update.ndim)
+                if i % 3 == 0:
+                    np.testing.assert_array_equal(update, whole)
+                else:
+                    assert_close(update, blocks)
+
+
+def test_a_period_has_no_effect_on_one_device(rng):
+    params = {"a": jnp.asarray(rng.standard_normal((16, 48)), jnp.float32)}
+    state = muon(0.1).init(params)
+    assert jax.tree.structure(muon(0.1, period=4).init(params)) == jax.tree.structure(state)
+    texts = [str(jax.make_jaxpr(muon(0.1, period=n).update)(params, state)) for n in (None, 1, 4)]
+    assert texts[0] == texts[1] and "cond" not in texts[2]
+
+
+def test_explain_of_a_period(rng):
+    mesh = mesh_of(EIGHT)
+    (x,), (sharding,) = placed(mesh, draw(rng)[:1], SPECS[:1])
+    optimizer = muon(0.1, shardings=sharding, period=4)
+    found = jgg.explain(optimizer.update, x, optimizer.init(x)).transfers
+    assert [(t.kind, t.devices) for t in found] == [("sends", 8)] * 2
+
+
 class TestErrors:
     def test_rows_and_columns(self, rng):
         mesh = mesh_of(FOUR_BY_TWO)
@@ -187,3 +269,14 @@ class TestErrors:
         )
         with pytest.raises(ValueError, match=r"splits one of the axes \(1, 2\)"):
             optimizer.update(params, optimizer.init(params), params)
+
+    def test_periods_and_blocks(self):
+        for make in (scale_by_muon, functools.partial(muon, 0.1)):
+            with pytest.raises(ValueError, match="period must be at least 1, got 0"):
+                make(period=0)
+            for period in (2.0, True, jnp.int32(2)):
+                with pytest.raises(TypeError, match="period must be an integer"):
+                    make(period=period)
+        for blockwise in (1, None, jnp.int32(1), jnp.ones(2, bool)):
+            with pytest.raises(TypeError, match="blockwise must be"):
+                orthogonalize([np.ones((8, 8))], blockwise=blockwise)

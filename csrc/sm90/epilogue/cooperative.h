@@ -12,7 +12,8 @@
 
 namespace jgg::sm90 {
 
-template <class Config, int kResults = 1>
+// `kTransposes`: the result is stored as its transpose.
+template <class Config, int kResults = 1, bool kTransposes = false>
 class CooperativeEpilogue {
   using Output = typename Config::Output;
   // Two columns to a register, or one.
@@ -21,6 +22,7 @@ class CooperativeEpilogue {
 
  public:
   static_assert(kResults == 1 || kResults == 2);
+  static_assert(!kTransposes || (kPacks && kResults == 1), "subtiles have to be squares");
 
   __device__ CooperativeEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
                                  int consumer, StoreHint hint = StoreHint::kNormal)
@@ -96,6 +98,11 @@ class CooperativeEpilogue {
     write();
     store_subtile(consumer_, [&] {
       bool const second = kResults == 2 && is_in_second(at_.outer);
+      if constexpr (kTransposes) {
+        store_box(*descriptor_, slot(subtile), at_.row,
+                  at_.column + subtile * Config::kSubtileColumns, at_.outer, hint_);
+        return;
+      }
       store_box(descriptor_[second], slot(subtile), at_.column + subtile * Config::kSubtileColumns,
                 at_.row, second ? in_second(at_.outer) : at_.outer, hint_);
     });
@@ -105,7 +112,12 @@ class CooperativeEpilogue {
     AccumulatorCoordinates const at;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      write_matrix(at.matrix_in(slot(subtile), i), packed_ + (subtile * 4 + i) * 4);
+      uint32_t const* const packed = packed_ + (subtile * 4 + i) * 4;
+      if constexpr (kTransposes) {
+        write_transposed_matrix(at.transposed_matrix_in(slot(subtile), i), packed);
+      } else {
+        write_matrix(at.matrix_in(slot(subtile), i), packed);
+      }
     }
   }
 

@@ -39,6 +39,10 @@ struct AccumulatorCoordinates {
   __device__ __forceinline__ uint8_t* matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, warp * 16 + lane % 16, 2 * number + lane / 16);
   }
+  // The same for a subtile that gets the transpose of these columns.
+  __device__ __forceinline__ uint8_t* transposed_matrix_in(uint8_t* subtile, int number) const {
+    return swizzled(subtile, number * 16 + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
+  }
 };
 
 // Row and column of accumulator i, found anew each time, where no register is left for the lane and
@@ -54,6 +58,12 @@ __device__ inline int accumulator_column(int i) {
 // Writes 16 rows by 16 columns of 16-bit results of each warp, two in each of four registers.
 __device__ inline void write_matrix(uint8_t* unit, uint32_t const* pairs) {
   cute::SM90_U32x4_STSM_N::copy(pairs[0], pairs[1], pairs[2], pairs[3],
+                                *reinterpret_cast<cute::uint128_t*>(unit));
+}
+
+// Writes the transpose of each of its four squares of 8 rows by 8 columns.
+__device__ inline void write_transposed_matrix(uint8_t* unit, uint32_t const* pairs) {
+  cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                 *reinterpret_cast<cute::uint128_t*>(unit));
 }
 

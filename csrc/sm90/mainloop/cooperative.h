@@ -59,6 +59,13 @@ class CooperativeMainloop {
 
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank) {
+    load(params, work, shared, stage, rank, [](int, Stage const&) {});
+  }
+
+  // `load_more(step, stage)` comes after the boxes of a step.
+  template <class LoadMore>
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int rank, LoadMore const& load_more) {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
     // multiplied. Columns past the result's need not be loaded either: TMA zero-fill is slower than
     // a load, and those products are never stored.
@@ -93,6 +100,7 @@ class CooperativeMainloop {
                             rhs + box * rhs_box_bytes, box, share_rhs);
         }
       }
+      load_more(k_tile, stage);
     }
   }
 

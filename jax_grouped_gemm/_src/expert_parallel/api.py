@@ -71,12 +71,12 @@ def expert_parallel_mlp(
         specs = P("expert"), P(), P("expert"), P("expert"), P("expert")
         jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=(P("expert"), P()))
 
-    With "all_gather", every device gathers the tokens of all devices and computes its experts for
-    them. Partial results are added up on the device of each token. With "ragged_all_to_all", each
-    row travels to its expert and back. That sends less data if tokens choose fewer experts than
-    there are devices. Each device moves and multiplies only rows of its own experts. No row is
-    dropped, and the host never waits: buffers have room for the worst case, and kernels do not read
-    the unused end of a buffer, but write zeros to it.
+    With the strategy "all_gather", every device gathers the tokens of all devices and computes its
+    experts for them. Partial results are added up on the device of each token. With the strategy
+    "ragged_all_to_all", each row travels to its expert and back. That sends less data if tokens
+    choose fewer experts than there are devices. Each device moves and multiplies only rows of its
+    own experts. No row is dropped, and the host never waits: buffers have room for the worst case,
+    and kernels do not read the unused end of a buffer, but write zeros to it.
 
     If tokens are replicated along a mesh axis of the layer (their type does not vary over it), they
     are not gathered along that axis, and a `psum` adds up the results along it.
@@ -92,9 +92,10 @@ def expert_parallel_mlp(
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
         faster, see `explain_expert_parallel`. "ragged_all_to_all" needs tokens that differ along
-        `expert_axis` and along no other axis. It needs GPUs of one process, because XLA by default
-        runs it in one process only. On other platforms, and under `jax.vmap(spmd_axis_name=...)`, a
-        reference that gathers takes its place. Under that `vmap`, "auto" is "all_gather".
+        `expert_axis` and along no other axis. It also needs GPUs of one process, because XLA by
+        default runs this collective in one process only. On other platforms, and under
+        `jax.vmap(spmd_axis_name=...)`, a reference that gathers takes its place. Under that `vmap`,
+        "auto" is "all_gather".
       chunks: into how many parts tokens are divided. The layer computes one part after the other.
         The buffers for the worst case become smaller by this factor, but matrices are read, and
         their gradients added, once for each chunk. "auto" is one chunk, which is fastest.
@@ -105,25 +106,26 @@ def expert_parallel_mlp(
         "ppermute", a device's own tokens come first instead.
       combine: how partial results travel to the device that adds them up. "all_to_all" is one
         collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
-        fixed order, and rounded once. The transpose of this collective gathers the tokens. In the
-        backward pass, the collective itself therefore adds up the gradients of tokens. "auto" is
-        "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
+        fixed order, and rounded once. The layer gathers tokens by the transpose of this collective,
+        so that in the backward pass the collective itself adds up the gradients of tokens. "auto"
+        is "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
         one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
         requests from XLA. With NCCL's kernels no difference was measured.
       save: which form of the tokens is kept for the backward pass. "x" keeps the tokens of all
-        devices. "rows" keeps the local rows, in buffers for the worst case. "nothing" gathers
-        tokens again and multiplies them by wi_0 and wi_1 again; gate and up are not kept either.
-        They may have N times as many rows as in a layer on one device. "auto" is "rows" if copying
-        tokens to rows again would take more than 1 % of a step and buffers have room for at most
-        twice the rows of balanced experts. It is "x" in all other cases, and always with several
-        chunks or a recipe.
+        devices. "rows" keeps the local rows, in buffers for the worst case. Both also keep gate and
+        up, the products of the local rows with wi_0 and wi_1, which may have N times as many rows
+        as in a layer on one device. "nothing" keeps none of these arrays: the backward pass gathers
+        tokens again, and multiplies them by wi_0 and wi_1 again. "auto" is "rows" if copying tokens
+        to rows again would take more than 1 % of a step and buffers have room for at most twice the
+        rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
+        recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
         NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
         FP8 have no limit.
       biases: biases of this device's experts, see `moe.dropless_mlp`. The bias of wo is the same
-        on all devices along `tensor_axis`, and added once.
+        on all devices along `tensor_axis`, and is added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
         `moe.dropless_mlp`.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for this device's experts, see
@@ -141,9 +143,10 @@ def expert_parallel_mlp(
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
         such as E and the number of local experts.
-      ValueError: an axis is not one of the mesh, or an option is invalid; or `batch_invariant`
-        together with `buffer_factor`, `tensor_axis`, `combine`, the strategy "all_gather", or if
-        "ragged_all_to_all" cannot run; or `quantized` with `tensor_axis` or without a recipe.
+      ValueError: an axis is not one of the mesh, or an option is invalid; `batch_invariant` is
+        given together with `buffer_factor`, `tensor_axis`, `combine` or the strategy "all_gather",
+        or where "ragged_all_to_all" cannot run; or `quantized` is given with `tensor_axis` or
+        without a recipe.
     """
     implementation = with_invariance(FUNCTION, implementation, batch_invariant)
     activation = as_activation(activation)

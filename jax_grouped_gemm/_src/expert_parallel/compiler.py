@@ -17,8 +17,8 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
 
     A layer over two devices sends its tokens and results by ppermutes. NCCL sends them with
     kernels, which take multiprocessors from products and wait while products occupy them. Copy
-    engines are faster and need no multiprocessors. XLA has one such option for a whole program, so
-    pass it where you compile the step:
+    engines are faster and need no multiprocessors. The option applies to a whole program, so pass
+    it where you compile the step:
 
         step = jax.jit(train_step, compiler_options=moe.expert_parallel_compiler_options(mesh))
 
@@ -36,7 +36,7 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
 
 
 def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Returns options of `jax.jit` with which GPUs sum gradients while computing others.
+    """Returns options of `jax.jit` with which GPUs sum gradients while they compute other ones.
 
     By default XLA runs one collective at a time, so the sums of all gradients come at the end of a
     step, where no computation overlaps with them. With these options each sum starts as soon as its

@@ -83,9 +83,9 @@ def explain_expert_parallel(
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
 
-    Times are predicted for balanced experts on H200 GPUs of one host, without the time of
-    launching. Products are assumed to have the speed of large products. The speed of collectives
-    was measured on two H200.
+    Times are predicted for balanced experts on H200 GPUs of one host, without the time of launching
+    kernels. Products are assumed to have the speed of large products. The speed of collectives was
+    measured on two H200.
 
     Args:
       tokens: T, the tokens of one device.

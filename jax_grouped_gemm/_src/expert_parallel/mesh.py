@@ -65,7 +65,7 @@ def expert_parallel(
       tensor_axis: the axes along which hidden features are divided. Tokens are the same along
         them, unless `token_axes` has them too.
       fsdp_axis: the axes along which the matrices' embed dimension is divided. Matrices are
-        gathered before each use, and their gradients scattered.
+        gathered before each use. Each device gets its slice of the sum of their gradients.
       token_axes: the axes along which the first dimension of the tokens is divided; by default all
         axes of the mesh except `tensor_axis`.
       **options: options of `expert_parallel_mlp`.
@@ -73,14 +73,14 @@ def expert_parallel(
     Returns:
       A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D],
       optionally `biases` of these three and the `quantized` result of
-      `jax_grouped_gemm.quantize_mlp`. It returns y [B, ..., D] and statistics: rows of each slice
-      of the experts and dropped rows, summed over the whole mesh, and the largest `max_over_mean`.
+      `jax_grouped_gemm.quantize_mlp`. It returns y [B, ..., D] and `ExpertParallelStats` of the
+      whole mesh: the sums of `rows_per_device` and of `overflow`, and the largest `max_over_mean`.
 
     Raises:
       TypeError, ValueError: the mesh lacks an axis, an axis has two meanings, or an option is
-        invalid. The returned function raises these errors if a dimension is no multiple of its
-        devices, if slices along `fsdp_axis` are not whole blocks of `quantized`, and for the
-        reasons of `expert_parallel_mlp`.
+        invalid. The returned function raises these errors if a dimension is not a multiple of the
+        number of devices that divide it, if slices along `fsdp_axis` are not whole blocks of
+        `quantized`, and for the reasons of `expert_parallel_mlp`.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()

@@ -10,11 +10,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
+from jax_grouped_gemm._src.mlp.in_place import GRADIENT_COLUMNS
 
 ALL_TO_ALL = 220e9
 PPERMUTE = 215e9
@@ -83,7 +82,7 @@ class Shape:
     @property
     def reads_in_place(self) -> bool:
         """Whether products read tokens in place, so that there are no rows to keep."""
-        return cdiv(self.hidden, COLUMNS_OF_TILE) <= TILES_IN_PLACE
+        return self.hidden <= GRADIENT_COLUMNS
 
     def buffer_rows(self, chunks: int, factor: float | None) -> int:
         """Rows that a device has room for at a time."""

@@ -27,12 +27,12 @@ class Recipe:
     """Which products of a ragged matmul are computed in FP8, and how operands are quantised.
 
     Attributes:
-      forward: the product itself, "fp8" or "bf16".
-      dgrad: the cotangent of lhs.
-      wgrad: the cotangent of rhs. With "bf16" nothing is quantised for it. "bf16" is faster for
-        `fp8_ragged_dot` with short groups: with 512 rows a group, transposing and quantising the
-        operands again takes longer than an FP8 product saves. Layers quantise these operands in
-        other kernels, and are faster with "fp8".
+      forward: whether the product itself is computed in "fp8" or "bf16".
+      dgrad: the same choice for the cotangent of lhs.
+      wgrad: the same choice for the cotangent of rhs. With "bf16" nothing is quantised for this
+        product. "bf16" is faster for `fp8_ragged_dot` with short groups: with 512 rows a group,
+        transposing and quantising the operands again takes longer than an FP8 product saves. Layers
+        quantise these operands in other kernels, and are faster with "fp8".
       forward_dtype: FP8 dtype of lhs and rhs. e4m3 is more precise than e5m2.
       gradient_dtype: FP8 dtype of the result's cotangent. The range of e4m3 suffices, because each
         block has a scale; e5m2 has more range within a block.
@@ -49,8 +49,8 @@ class Recipe:
     everything in bf16 if training is predicted to be slower in FP8. A forward pass without
     gradients is computed in bf16 if either is predicted to be slower in FP8: training, or the
     forward pass alone. If a layer gets weights in FP8 too, by `quantized=`, training and the
-    forward pass alone are each computed in what is predicted to be faster. `explain` says which
-    precision is used. With weights that are given in FP8 only, with `quantized_rhs=` of
+    forward pass alone are each computed in the precision that is predicted to be faster. `explain`
+    says which precision is used. With weights that are given in FP8 only, with `quantized_rhs=` of
     `fp8_ragged_dot`, or with an explicit `implementation`, everything is computed as the recipe
     says.
 

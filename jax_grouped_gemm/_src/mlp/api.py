@@ -93,8 +93,8 @@ def ragged_mlp(
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.
       weights: [m], the weight of each row, such as the router's; by default ones.
-      biases: of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The last
-        is multiplied by the row's weight too.
+      biases: those of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The
+        last is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels fuse
         the named ones only. If a function closes over traced values, which get gradients too, the
@@ -110,8 +110,8 @@ def ragged_mlp(
         `fp8_ragged_dot`. The MLP computes in bf16 where bf16 is predicted to be faster, see
         `Recipe`.
       quantized: the result of `quantize_mlp` for these weights and this recipe, to quantise weights
-        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`, which
-        must have their values, because the layer reads these where it computes in bf16.
+        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`. Pass the real weights
+        in these three, because the layer reads them where it computes in bf16.
       batch_invariant: whether the bits of a row of the result, and of the gradient of `x`, are
         independent of the other rows of the call, see `ragged_dot` and `fp8_ragged_dot`.
 
@@ -163,10 +163,10 @@ def gated_ragged_dot(
 
     Args:
       x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
-      activation, precision, group_offset, implementation: likewise.
-      recipe: likewise; the hidden layer is not quantised.
+      activation, precision, group_offset, implementation: see `ragged_mlp`.
+      recipe: see `ragged_mlp`. The hidden layer is not quantised.
       quantized: the field `wi` of the result of `quantize_mlp`.
-      biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
+      biases: those of wi_0 and wi_1, [g, F] each. Either may be None.
       concatenated: whether `wi_0` is gate and up next to each other, [g, D, 2 F]; `wi_1` is then
         None.
       preferred_element_type: dtype of the result, by default the dtype to which x and the matrices

@@ -14,6 +14,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    DownWeightsOperands,
     GradientOperands,
     MlpOperands,
     PairedOperands,
@@ -25,9 +26,10 @@ from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED_TARGET = "jax_grouped_gemm.gated_ragged_dot.v3"
-GATED_TRANSPOSE_TARGET = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
+GATED_TRANSPOSE_TARGET = "jax_grouped_gemm.gated_ragged_dot_transpose.v5"
 PAIRED_TARGET = "jax_grouped_gemm.paired_ragged_dot.v2"
 PAIRED_WEIGHTS_TARGET = "jax_grouped_gemm.paired_weight_gradients.v1"
+DOWN_WEIGHTS_TARGET = "jax_grouped_gemm.down_weight_gradient.v1"
 FEW_ROWS_TARGET = "jax_grouped_gemm.few_rows_dot.v2"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
@@ -89,6 +91,9 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         return plan.compose(*operands)
     given: GradientOperands = plan.problem.given(operands)
     gate, has_up = given.gate, given.up is not None
+    in_place = plan.gather == "in place"
+    dy = given.rows.x if in_place else on_rows(given.rows)
+    tokens = given.rows.rows if in_place else jnp.zeros(1, jnp.int32)
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
     up = jnp.zeros((1, columns), gate.dtype) if given.up is None else given.up
@@ -100,10 +105,10 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         GATED_TRANSPOSE_TARGET,
         plan,
         given,
-        (given.dy, given.wo, gate, up),
+        (dy, tokens, given.wo, gate, up),
         (like_gate, like_up, like_gate, partials),
         # The gradients of gate and up are written where gate and up are.
-        input_output_aliases={2: 0, 3: 1} if has_up else {2: 0},
+        input_output_aliases={3: 0, 4: 1} if has_up else {3: 0},
     )
     dgate, dup, hidden, partial_sums = results
     gradients = [dgate, dup] if has_up else [dgate]
@@ -151,6 +156,20 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     return gradients
 
 
+def down_weights(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
+    """hidden^T dy of each group."""
+    if plan.kernel == COMPOSED:
+        return plan.compose(*operands)
+    given: DownWeightsOperands = plan.problem.given(operands)
+    dy, hidden = given.rows.x, given.hidden
+    shape = plan.problem.params["num_groups"], hidden.shape[1], dy.shape[1]
+    workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
+    results = jax.ShapeDtypeStruct(shape, dy.dtype), workspace
+    call = jax.ffi.ffi_call(DOWN_WEIGHTS_TARGET, results)
+    factors = dy, given.rows.rows, hidden
+    return call(*factors, *given.groups.indices, divisor=np.int32(1), **_tile(plan))[0]
+
+
 def _call(
     target, plan, given: GradientOperands, factors, results, *, input_output_aliases=None
 ) -> list[jax.Array]:
@@ -164,6 +183,8 @@ def _call(
         *factors,
         jnp.ones(1, jnp.float32) if weights is None else weights.astype(jnp.float32),
         *given.groups.indices,
+        has_rows=plan.gather == "in place",
+        divisor=np.int32(1),  # rows are tokens, not pairs
         has_weights=weights is not None,
         has_up=given.up is not None,
         function=np.int32(epilogue.function),

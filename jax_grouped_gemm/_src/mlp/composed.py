@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands
 
 # The names that MaxText's remat policies use.
-GATE, UP = "mlpwi_0", "mlpwi_1"
+GATE, UP, RESULT = "mlpwi_0", "mlpwi_1", "mlpwo"
 
 # Keep only gate and up for the backward pass: recomputing this elementwise step costs nothing
 # compared to storing its three [m, F] float32 intermediates.

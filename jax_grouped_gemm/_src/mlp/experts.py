@@ -18,7 +18,7 @@ from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
+from jax_grouped_gemm._src.mlp import composed, in_place, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
@@ -165,6 +165,14 @@ class Experts:
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
+    def sums_rows(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
+        """Whether `mlp`, which takes tokens, sums up the rows of each token."""
+        if self.in_fp8:
+            return True
+        if self.weights.quantized or self.weights.wo is None or self.counts_rows:
+            return False
+        return in_place.of_dy(self._operands(rows, weights, groups), vars(self.options))
+
     def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
         """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""
         if callable(self.implementation) or self.weights_on_input or self.in_fp8:
@@ -217,9 +225,12 @@ class Experts:
 
         Args:
           rows, weights, groups: checked operands.
-          combines: whether the rows of each token are summed up, which products in FP8 do.
+          combines: whether the rows of each token are summed up, where `sums_rows` allows it.
         """
         given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
+        if combines and not self.in_fp8:
+            operands = self._operands(*given).aligned()
+            return layer.mlp(self.options, operands.promoted(), combines=True)
         if not self.in_fp8:
             return packed.mlp(self.function, self.options, self._operands(*given).aligned())
         return self._with_arrays(rows.x, lambda experts: experts._mlp_in_fp8(*given, combines))

@@ -24,6 +24,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.operands import (
     Differentials,
     DownOperands,
+    DownWeightsOperands,
     GradientOperands,
     Groups,
     MlpOperands,
@@ -35,6 +36,7 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.mlp.primitive import (
     BIASED,
+    DOWN_WEIGHTS,
     GATED,
     GATED_TRANSPOSE,
     PAIRED,
@@ -46,20 +48,29 @@ from jax_grouped_gemm._src.mlp.primitive import (
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def ragged_mlp(options: Options, operands: MlpOperands) -> jax.Array:
-    """Returns y [m, D] = hidden wo + weights bo, for operands of one dtype."""
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def ragged_mlp(options: Options, combines: bool, operands: MlpOperands) -> jax.Array:
+    """Returns y [m, D] = hidden wo + weights bo, for operands of one dtype.
+
+    With `combines` the rows of each token are summed up: [T, D].
+    """
     (hidden,) = gated_ragged_dot(options, operands, residuals=False)
-    return down(options, operands, hidden)
+    return _result(combines, operands, down(options, operands, hidden))
+
+
+def _result(combines: bool, operands: MlpOperands, y: jax.Array) -> jax.Array:
+    if not combines:
+        return y
+    return token_rows.combine(checkpoint_name(y, composed.RESULT), operands.rows)
 
 
 @functools.partial(ragged_mlp.defjvp, symbolic_zeros=True)
-def _ragged_mlp_jvp(options, primals, tangents):
+def _ragged_mlp_jvp(options, combines, primals, tangents):
     (operands,), (tangents,) = primals, tangents
     hidden, *projected = gated_ragged_dot(options, operands, residuals=True)
     gate = checkpoint_name(projected[0], composed.GATE)
     up = checkpoint_name(projected[1], composed.UP) if operands.experts.has_up else None
-    y = down(options, operands, hidden)
+    y = _result(combines, operands, down(options, operands, hidden))
     active = {
         name: tangent
         for name, tangent in named(tangents).items()
@@ -70,14 +81,17 @@ def _ragged_mlp_jvp(options, primals, tangents):
     # The tangent is linear in the biases of gate and up.
     kept = operands.with_experts(b0=None, b1=None)
     given = TangentOperands(Differentials(**active), gate, up, kept)
-    return y, bind(TANGENT, given, **vars(options))
+    return y, bind(TANGENT, given, combines=combines, **vars(options))
 
 
-def mlp(options: Options, operands: MlpOperands) -> jax.Array:
-    """Returns y [m, D], or hidden [m, F] without wo, for operands of one dtype."""
+def mlp(options: Options, operands: MlpOperands, *, combines: bool = False) -> jax.Array:
+    """Returns y [m, D], or hidden [m, F] without wo, for operands of one dtype.
+
+    With `combines`, the rows of each token are summed up (`in_place.of_dy`).
+    """
     has_down = operands.experts.wo is not None
     if has_down and not closes_over_traced(options, operands):
-        return ragged_mlp(options, operands)
+        return ragged_mlp(options, combines, operands)
     (hidden,) = gated_ragged_dot(options, operands, residuals=False)
     return down(options, operands, hidden) if has_down else hidden
 
@@ -114,13 +128,14 @@ def _products(options) -> reference.Products:
     return reference.Products(**options.of_products)
 
 
-def _tangent_transpose(dy, *leaves, tree, **options):
+def _tangent_transpose(dy, *leaves, tree, combines, **options):
     if type(dy) is ad.Zero:
         return [None] * len(leaves)
     given: TangentOperands = tree.unflatten(leaves)
     dots = named(given.dots)
     wanted = {name: x.aval for name, x in dots.items() if ad.is_undefined_primal(x)}
-    found = _cotangents(dy, given, Differentials(**wanted), Options(**options))
+    rows = given.primals.rows.of(dy) if combines else Rows(dy)
+    found = _cotangents(rows, given, Differentials(**wanted), Options(**options))
     cotangents = [
         getattr(found, name).astype(wanted[name].dtype) if name in wanted else None for name in dots
     ]
@@ -128,29 +143,30 @@ def _tangent_transpose(dy, *leaves, tree, **options):
 
 
 def _cotangents(
-    dy: jax.Array, given: TangentOperands, wanted: Differentials, options: Options
+    dy_rows: Rows, given: TangentOperands, wanted: Differentials, options: Options
 ) -> Differentials:
-    """The cotangents of the operands that have an abstract array in `wanted`."""
+    """The cotangents of the operands that have an abstract array in `wanted`, from rows of dy."""
     rows, experts, weights = given.primals.rows, given.primals.experts, given.primals.weights
     groups, wo = given.groups, experts.wo
     assert wo is not None
-    weights_of = functools.partial(_products(options).weights, num_groups=wo.shape[0])
+    down_weights_of = functools.partial(_down_weights, dy_rows, groups, wo.shape[0], options)
     sums_of = functools.partial(
         reference.sums_of_groups, num_groups=wo.shape[0], implementation=options.implementation
     )
     found = Differentials()
     if wanted.bo is not None:
-        found = dataclasses.replace(found, bo=sums_of(dy, weights, groups))
+        found = dataclasses.replace(found, bo=sums_of(token_rows.on_rows(dy_rows), weights, groups))
     if named(wanted).keys() <= {"bo", "wo"}:
         if wanted.wo is not None:
             hidden = _hidden_again(given, options)
-            found = dataclasses.replace(found, wo=weights_of(hidden, dy, *groups.indices))
+            found = dataclasses.replace(found, wo=down_weights_of(hidden))
         return found
 
-    operands = GradientOperands(dy, wo, given.gate, given.up, weights, groups)
+    operands = GradientOperands(dy_rows, wo, given.gate, given.up, weights, groups)
     *gradients, hidden, dweights = bind(GATED_TRANSPOSE, operands, **vars(options))
     if wanted.weights is not None:
         if experts.bo is not None:
+            dy = token_rows.on_rows(dy_rows)
             dweights += reference.dots_with_biases(dy, experts.bo, groups)
         found = dataclasses.replace(found, weights=dweights.astype(wanted.weights.dtype))
     if wanted.b0 is not None:
@@ -158,7 +174,7 @@ def _cotangents(
     if wanted.b1 is not None:
         found = dataclasses.replace(found, b1=sums_of(gradients[1], None, groups))
     if wanted.wo is not None:
-        found = dataclasses.replace(found, wo=weights_of(hidden, dy, *groups.indices))
+        found = dataclasses.replace(found, wo=down_weights_of(hidden))
     if experts.wi is not None:
         gradients = [jnp.concatenate(gradients, axis=1)]
     # Keep one [m, D] array at a time: make each after the last reader of the previous one. The
@@ -202,6 +218,18 @@ def _weight_gradients(
     x = token_rows.on_rows(rows)
     product = functools.partial(_products(options).weights, num_groups=num_groups, is_limited=True)
     return [product(x, d, *groups.indices) for d in gradients]
+
+
+def _down_weights(
+    rows: Rows, groups: Groups, num_groups: int, options: Options, hidden: jax.Array
+) -> jax.Array:
+    """Returns hidden^T dy for each group."""
+    params = dict(options.of_products, num_groups=num_groups)
+    operands = DownWeightsOperands(rows, hidden, groups)
+    if rows.rows is not None and plan.is_fused(DOWN_WEIGHTS.name, operands, params):
+        return bind(DOWN_WEIGHTS, operands, **params)
+    product = functools.partial(_products(options).weights, num_groups=num_groups)
+    return product(hidden, token_rows.on_rows(rows), *groups.indices)
 
 
 def _hidden_again(given: TangentOperands, options: Options) -> jax.Array:

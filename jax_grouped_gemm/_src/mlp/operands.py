@@ -264,7 +264,7 @@ class DownOperands:
 class GradientOperands:
     """The operands of the gradients of a hidden layer."""
 
-    dy: jax.Array  # [m, D]
+    rows: Rows  # of dy
     wo: jax.Array
     gate: jax.Array  # [m, F]
     up: jax.Array | None
@@ -292,6 +292,16 @@ class PairedWeightsOperands:
     rows: Rows
     d0: jax.Array
     d1: jax.Array
+    groups: Groups
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DownWeightsOperands:
+    """The operands of hidden^T dy."""
+
+    rows: Rows  # of dy
+    hidden: jax.Array  # [m, F]
     groups: Groups
 
 

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import jax
 
-from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
+from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.invariance import is_invariant
-from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp import in_place
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    DownWeightsOperands,
     ExpertWeights,
     GradientOperands,
     MlpOperands,
@@ -48,12 +49,6 @@ SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
-
-# Columns of hidden in a tile. Reading tokens in place is faster than copies up to two: a cluster
-# computes both from the same rows, and a tile that has all columns is the only one that reads its
-# rows. For more than two, weights are read more often (docs/notes/moe.md).
-COLUMNS_OF_TILE = 128
-TILES_IN_PLACE = 2
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). Both gradients of the hidden layer are then alive until both
@@ -193,22 +188,8 @@ def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
 def _gathering(plan: MlpPlan) -> MlpPlan:
     """Returns the plan of a hidden layer, with `gather` set."""
     problem: MlpProblem[MlpOperands] = plan.problem
-    if problem.operands.rows.rows is None:
-        return plan
-    in_place = _has_few_rows(problem) or _reads_in_place(problem)
-    return dataclasses.replace(plan, gather="in place" if in_place else "before")
-
-
-def _reads_in_place(problem: MlpProblem[MlpOperands]) -> bool:
-    """Whether the product of large groups is faster on tokens in place than on copies."""
-    experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
-    return (
-        epilogue is not None
-        and epilogue.is_sigmoid
-        and experts.has_up
-        and not experts.has_biases
-        and cdiv(experts.hidden_columns, COLUMNS_OF_TILE) <= TILES_IN_PLACE
-    )
+    reads = _has_few_rows(problem) or in_place.in_forward(problem)
+    return dataclasses.replace(plan, gather=in_place.gather(problem.operands.rows, reads))
 
 
 def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
@@ -253,24 +234,37 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
-    # If one tile holds all columns, a cluster computes the same rows of both results, and reads
-    # the same rows of x for both.
-    in_place = columns <= kernel.tile.tile_n
+    given = problem.operands
+    reads = in_place.in_gradients(given.groups, given.rows.num_rows, columns)
     return dataclasses.replace(
         plan,
-        gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
+        gather=in_place.gather(given.rows, reads),
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
     )
 
 
+def _gathering_dy(plan: MlpPlan) -> MlpPlan:
+    """Returns the plan of the gradient of hidden, with `gather` set."""
+    is_plain = in_place.has_plain_gradient(plan.problem.params["activation"])
+    return dataclasses.replace(plan, gather=in_place.gather(plan.problem.operands.rows, is_plain))
+
+
+def _down_weights(plan: MlpPlan) -> MlpPlan:
+    """The plan of the gradient of wo from rows of dy in place."""
+    problem, (_, kernel) = plan.problem, plan.launched
+    one = _one_product(problem, problem.operands.hidden.shape[1])
+    workspace = workspace_bytes(contracting(*one).problem, kernel, plan.target)
+    return dataclasses.replace(plan, gather="in place", workspace_bytes=workspace)
+
+
 def _one_product(
-    problem: MlpProblem[PairedWeightsOperands], columns: Any
+    problem: MlpProblem[PairedWeightsOperands | DownWeightsOperands], columns: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns the operands and parameters of a weight gradient with so many columns."""
-    x, d0 = problem.operands.rows.x, problem.operands.d0
+    x, rows = problem.operands.rows.x, problem.operands.rows.num_rows
     avals = [
-        jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
-        jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
+        jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype),
+        jax.ShapeDtypeStruct((rows, columns), x.dtype),
         *problem.operands.groups.indices,
     ]
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
@@ -355,13 +349,18 @@ class Fusion:
 FUSIONS = {
     "gated_ragged_dot": Fusion(FORWARD_KERNELS, _gated_epilogue, _unfused_gated, _gathering),
     "biased_ragged_dot": Fusion(FORWARD_KERNELS, _biased_epilogue, _unfused_biased),
-    "gated_ragged_dot_transpose": Fusion(GRADIENT_KERNELS, _gradient_epilogue),
+    "gated_ragged_dot_transpose": Fusion(
+        GRADIENT_KERNELS, _gradient_epilogue, finish=_gathering_dy
+    ),
     "paired_ragged_dot": Fusion(PAIRED_KERNELS, lambda problem: "none, two products in one sum"),
     "paired_weight_gradients": Fusion(
         PAIRED_KERNELS,
         lambda problem: "none, two results",
         _unfused_paired_weights,
         _paired_weights,
+    ),
+    "down_weight_gradient": Fusion(
+        PAIRED_KERNELS, lambda problem: "none, stored as its transpose", finish=_down_weights
     ),
     "ragged_mlp_tangent": Fusion(),
 }

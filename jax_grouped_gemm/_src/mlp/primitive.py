@@ -22,6 +22,7 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.mlp import call, plan, reference
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    DownWeightsOperands,
     GradientOperands,
     MlpOperands,
     PairedOperands,
@@ -196,11 +197,32 @@ PAIRED_WEIGHTS = Op(
 )
 
 
-def _tangent_aval(*leaves, tree, **_):
+def _down_weights_aval(*leaves, tree, num_groups, **_):
+    given: DownWeightsOperands = tree.unflatten(leaves)
+    shape = num_groups, given.hidden.shape[1], given.rows.x.shape[1]
+    return DOWN_WEIGHTS.unsharded_aval(leaves, shape, given.rows.x.dtype)
+
+
+DOWN_WEIGHTS = Op(
+    name="down_weight_gradient",
+    operand_ranks=None,
+    targets=(call.DOWN_WEIGHTS_TARGET,),
+    avals=_down_weights_aval,
+    planner=plan.planner("down_weight_gradient"),
+    planned=OPTIONS,
+    call=call.down_weights,
+    reference=_of_leaves(reference.down_weight_gradient),
+    dims=lambda *_, tree, **params: _dims(tree, "gFD", ""),
+    localizer=slices.of_groups,
+)
+
+
+def _tangent_aval(*leaves, tree, combines, **_):
     given: TangentOperands = tree.unflatten(leaves)
-    wo = given.primals.experts.wo
+    wo, rows = given.primals.experts.wo, given.primals.rows
     assert wo is not None
-    return TANGENT.unsharded_aval(leaves, (given.gate.shape[0], wo.shape[2]), wo.dtype)
+    count = rows.x.shape[0] if combines else given.gate.shape[0]
+    return TANGENT.unsharded_aval(leaves, (count, wo.shape[2]), wo.dtype)
 
 
 TANGENT = Op(
@@ -213,12 +235,12 @@ TANGENT = Op(
     planned=OPTIONS,
     composed=_of_leaves(reference.ragged_mlp_tangent),
     reference=_of_leaves(reference.ragged_mlp_tangent),
-    dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
+    dims=lambda *_, tree, combines, **params: _dims(tree, "TD" if combines else "mD", "Dg"),
     localizer=with_one_bias,
 )
 
 
-for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, TANGENT):
+for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, DOWN_WEIGHTS, TANGENT):
     _op.follow_reference()
 
 

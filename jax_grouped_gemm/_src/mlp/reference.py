@@ -26,6 +26,7 @@ from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    DownWeightsOperands,
     GradientOperands,
     Groups,
     MlpOperands,
@@ -33,7 +34,7 @@ from jax_grouped_gemm._src.mlp.operands import (
     PairedWeightsOperands,
     TangentOperands,
 )
-from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.mlp.rows import combine, on_rows
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.tile_choices import TileChoices
@@ -212,7 +213,8 @@ def gated_ragged_dot_transpose(
       that no local group owns.
     """
     gate, wo, indices = given.gate, given.wo, given.groups.indices
-    dh = Products(**options).rows(given.dy, wo, *indices, gate.dtype, transpose_rhs=True)
+    dy = on_rows(given.rows)
+    dh = Products(**options).rows(dy, wo, *indices, gate.dtype, transpose_rhs=True)
     owned = owned_rows(*indices, wo.shape[0], gate.shape[0])
     projected = [jnp.where(owned[:, None], x, 0) for x in (gate, given.up) if x is not None]
     weights = row_weights(given.weights, owned, gate)
@@ -249,18 +251,33 @@ def paired_weight_gradients(
     return [product(x, d, *indices) for d in (given.d0, given.d1)]
 
 
+def down_weight_gradient(
+    given: DownWeightsOperands, *, num_groups: int, **options: Any
+) -> jax.Array:
+    """hidden^T dy of the rows of each group, [num_groups, F, D].
+
+    Args:
+      given: the operands.
+      num_groups: local groups.
+      **options: of `Products`.
+    """
+    products, dy = Products(**options), on_rows(given.rows)
+    return products.weights(given.hidden, dy, *given.groups.indices, num_groups=num_groups)
+
+
 def ragged_mlp_tangent(
-    given: TangentOperands, *, activation: Activation, **options: Any
+    given: TangentOperands, *, activation: Activation, combines: bool = False, **options: Any
 ) -> jax.Array:
     """The tangent of y = hidden wo + weights bo, linear in the tangents of all operands.
 
     Args:
       given: the operands.
       activation: of the hidden layer.
+      combines: whether the rows of each token are summed up.
       **options: of `Products`.
 
     Returns:
-      [m, D].
+      [m, D], or [T, D] with `combines`.
     """
     dots, gate, rows, experts = given.dots, given.gate, given.primals.rows, given.primals.experts
     wo, indices = experts.wo, given.groups.indices
@@ -308,4 +325,4 @@ def ragged_mlp_tangent(
         out += (weights[:, None] * on_its_rows(dots.bo)).astype(out.dtype)
     if experts.bo is not None and dots.weights is not None:
         out += (weights_dot[:, None] * on_its_rows(experts.bo)).astype(out.dtype)
-    return out
+    return combine(out, rows) if combines else out

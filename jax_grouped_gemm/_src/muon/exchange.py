@@ -3,6 +3,8 @@
 Matrices that are split inside are exchanged twice. Before the iteration each device gets some
 whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
 devices it is cut into chunks: copy engines bring a chunk while the device iterates on another.
+
+Instead, each device may iterate on its own blocks, which it need not exchange.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.barrier import barrier
 
 # Where a device holds more than this, its matrices travel in several chunks.
@@ -88,49 +91,83 @@ def split_of(name: str, x: jax.Array, sharding: Any) -> Split | None:
     return split
 
 
-def whole_on_one_device(
-    iterate: Iterate, xs: Sequence[jax.Array], splits: Sequence[Split]
+def on_split_matrices(
+    iterate: Iterate,
+    xs: Sequence[jax.Array],
+    splits: Sequence[Split],
+    blockwise: bool | jax.Array,
 ) -> list[jax.Array]:
-    """Runs `iterate` on whole matrices, for leaves split over the same mesh axes.
+    """Runs `iterate` on matrices that are split over the same mesh axes.
 
     Args:
-      iterate: returns results shaped like matrices [g, m, n], of one dtype.
+      iterate: returns results shaped like matrices [..., m, n], of one dtype.
       xs: leaves [..., m, n] of one dtype.
       splits: how each leaf is split.
+      blockwise: whether each device iterates on its own blocks, without an exchange, in place of
+        whole matrices.
 
     Returns:
-      The results, split like the leaves.
+      The results, split like the leaves. Those of blocks have the RMS of whole matrices' results.
     """
-    first = splits[0]
+    whole = functools.partial(_on_whole_matrices, iterate, splits)
+    blocks = functools.partial(_on_blocks, iterate, splits)
+
+    # Choose inside, because XLA gathers what a condition over auto axes reads.
+    def either(blockwise: jax.Array, *parts: jax.Array) -> tuple[jax.Array, ...]:
+        return lax.cond(blockwise, blocks, whole, *parts)
+
     specs = tuple(split.spec for split in splits)
-
-    def local(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        stacks = [x.reshape(-1, *x.shape[-2:]) for x in parts]
-        # Stack matrices of equal shapes, so that there is little padding.
-        shapes = [(*x.shape[1:], split.dim) for x, split in zip(stacks, splits, strict=True)]
-        kinds = list(dict.fromkeys(shapes))
-        merged = [
-            jnp.concatenate([x for x, shape in zip(stacks, shapes, strict=True) if shape == kind])
-            for kind in kinds
-        ]
-        outs = _in_chunks(merged, [kind[-1] for kind in kinds], first, iterate)
-        by_kind = {
-            kind: iter(
-                _pieces(out, [len(x) for x, s in zip(stacks, shapes, strict=True) if s == kind])
-            )
-            for kind, out in zip(kinds, outs, strict=True)
-        }
-        return tuple(
-            next(by_kind[shape]).reshape(part.shape)
-            for shape, part in zip(shapes, parts, strict=True)
-        )
-
+    function: Callable[..., tuple[jax.Array, ...]] = whole
+    operands, in_specs = tuple(xs), specs
+    if blockwise is True:
+        function = blocks
+    elif blockwise is not False:
+        function, operands, in_specs = either, (blockwise, *xs), (PartitionSpec(), *specs)
     # Refuse derivatives: those of bits that travel would silently be zero.
     run = jax.custom_jvp(
-        jax.shard_map(local, mesh=first.mesh, in_specs=specs, out_specs=specs, check_vma=False)
+        jax.shard_map(
+            function, mesh=splits[0].mesh, in_specs=in_specs, out_specs=specs, check_vma=False
+        )
     )
     run.defjvp(_refuse_derivatives)
-    return list(run(*xs))
+    return list(run(*operands))
+
+
+def _on_whole_matrices(
+    iterate: Iterate, splits: Sequence[Split], *parts: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Returns this device's parts of the results for whole matrices."""
+    stacks = [x.reshape(-1, *x.shape[-2:]) for x in parts]
+    # Stack matrices of equal shapes, so that there is little padding.
+    shapes = [(*x.shape[1:], split.dim) for x, split in zip(stacks, splits, strict=True)]
+    kinds = list(dict.fromkeys(shapes))
+    merged = [
+        jnp.concatenate([x for x, shape in zip(stacks, shapes, strict=True) if shape == kind])
+        for kind in kinds
+    ]
+    outs = _in_chunks(merged, [kind[-1] for kind in kinds], splits[0], iterate)
+    by_kind = {
+        kind: iter(_pieces(out, [len(x) for x, s in zip(stacks, shapes, strict=True) if s == kind]))
+        for kind, out in zip(kinds, outs, strict=True)
+    }
+    return tuple(
+        next(by_kind[shape]).reshape(part.shape) for shape, part in zip(shapes, parts, strict=True)
+    )
+
+
+def _on_blocks(
+    iterate: Iterate, splits: Sequence[Split], *parts: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Returns the results for this device's blocks of matrices."""
+    return tuple(map(_as_large_as_whole, iterate(list(parts)), splits))
+
+
+def _as_large_as_whole(y: jax.Array, split: Split) -> jax.Array:
+    """Scales orthogonal blocks: the squares of elements have the mean 1 / (longer side)."""
+    whole = list(y.shape[-2:])
+    whole[split.dim] *= split.devices
+    ratio = max(y.shape[-2:]) / max(whole)
+    return y if ratio == 1 else (y.astype(at_least_float32(y.dtype)) * ratio**0.5).astype(y.dtype)
 
 
 def _refuse_derivatives(*_: Any) -> NoReturn:

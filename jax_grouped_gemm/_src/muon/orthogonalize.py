@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
+    checked_boolean,
     checked_choice,
     checked_implementation,
 )
@@ -23,7 +24,7 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fallback import policy
 from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
-from jax_grouped_gemm._src.muon.exchange import Split, split_of, whole_on_one_device
+from jax_grouped_gemm._src.muon.exchange import Split, on_split_matrices, split_of
 
 # Not a class: `optax.inject_hyperparams` takes any callable for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
@@ -48,6 +49,7 @@ def orthogonalize(
     scale: ArrayLike | Sequence[ArrayLike] = 1.0,
     preconditioning: Preconditioning = "frobenius",
     shardings: Sequence[NamedSharding | None] | None = None,
+    blockwise: bool | jax.Array = False,
     implementation: Implementation = None,
 ) -> list[jax.Array]:
     """Approximates U V^T of each matrix U S V^T by Newton-Schulz iteration.
@@ -66,29 +68,35 @@ def orthogonalize(
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
       steps: iterations, possibly traced. Five iterations with "classic" coefficients bring singular
         values above 0.002 of the Frobenius norm into the range 0.68 to 1.21.
-      coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T: (a, b, c); or a
+      coefficients: (a, b, c) of the iteration X <- a X + (b A + c A^2) X with A = X X^T; or a
         sequence of such triples, one for each iteration, whose length then replaces `steps`; or a
         name. "classic" is one triple, which Optax calls "standard"; "dion" and "polar_express"
-        (arXiv:2505.16932, made for singular values up to 1.05) are five triples.
+        (arXiv:2505.16932, made for singular values up to 1.05) are five triples each.
       eps: added to the Frobenius norm. Every matrix is first divided by this sum.
       dtype: dtype of the iteration. The CUDA kernels support bfloat16, float16 and float32. float16
         is as fast as bfloat16 and eight times as accurate.
       method: "standard" multiplies each matrix in every step. "gram", Gram Newton-Schulz, iterates
-        on the Gram matrix, and multiplies the matrix only after `restarts`. The less square a
-        matrix is, the more operations this saves. "gram" does not support bfloat16 or a traced
-        number of steps. "auto" takes "gram" in float16 if the longer side is at least 1.2 times the
-        shorter one.
+        on the Gram matrix, and multiplies the matrix only at `restarts` and after the last step.
+        The less square a matrix is, the more operations this saves. "gram" does not support
+        bfloat16 or a traced number of steps. "auto" takes "gram" in float16 if the longer side is
+        at least 1.2 times the shorter one.
       restarts: for "gram", increasing step numbers after which the iteration computes new Gram
         matrices from the matrices. In 16 bits they may be at most three steps apart. None means
         every second step, but if the number of steps is odd the first restart is after three steps.
         With five steps this is (3,), which is as accurate as "standard"; (2,) is as fast and
         several times less accurate.
       scale: a factor of the results, one number or one for each entry of `matrices`.
-      preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
-        first step, so that this step starts with larger singular values.
+      preconditioning: the norm by which each matrix is divided before the first step: "frobenius",
+        or "schatten" for the Schatten-4 norm. The Schatten-4 norm is smaller, so that the first
+        step starts with larger singular values.
       shardings: how the rows and columns of each entry are split, a `NamedSharding` or None. Pass
         it over auto axes, because a traced function cannot see how auto axes split its arguments.
-        Over explicit axes, types say so.
+        Over explicit axes it is not needed, because the types of the arrays say how they are split.
+      blockwise: a boolean, possibly traced: whether each device orthogonalises its own block of a
+        matrix whose rows or columns are split, in place of the whole matrix. Nothing is exchanged
+        then, but float32 is rounded as before an exchange. A block's result is multiplied by the
+        square root of the longer side of the block over the longer side of the matrix, so that its
+        elements are as large as those of whole matrices.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:
@@ -96,7 +104,7 @@ def orthogonalize(
 
     Raises:
       TypeError: `matrices` is no sequence of real floating-point arrays of two dimensions at least,
-        or `dtype` is not floating point.
+        `dtype` is not floating point, or `blockwise` is no boolean.
       ValueError: `steps` is negative, `coefficients` are not triples, an option is invalid, or
         both rows and columns are split.
     """
@@ -107,6 +115,7 @@ def orthogonalize(
     method = _checked_method(method, steps, dtype)
     checked_choice("preconditioning", preconditioning, get_args(Preconditioning))
     checked_implementation(implementation)
+    blockwise = _checked_blockwise(blockwise)
     is_traced = isinstance(steps, jax.Array)
     parts = [] if is_traced or method == "standard" else segments(triples, restarts, dtype)
     matrices = _checked_matrices(matrices)
@@ -157,7 +166,7 @@ def orthogonalize(
             own = [split for i in group if (split := splits[i])]
             if own:
                 xs = [_travelling(x, dtype) for x in xs]
-                ys = whole_on_one_device(iterate, xs, own)
+                ys = on_split_matrices(iterate, xs, own, blockwise)
             else:
                 ys = iterate(xs)
             for i, y in zip(group, ys, strict=True):
@@ -192,6 +201,14 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
             raise ValueError("method='gram' needs a static number of steps, got a traced one")
         return "standard"
     return method
+
+
+def _checked_blockwise(blockwise: bool | jax.Array) -> bool | jax.Array:
+    if not isinstance(blockwise, jax.Array):
+        return checked_boolean("blockwise", blockwise)
+    if blockwise.dtype != bool or blockwise.ndim:
+        raise TypeError(f"blockwise must be one boolean, got {jax.typeof(blockwise)}")
+    return blockwise
 
 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:

@@ -33,8 +33,9 @@ def load_muon_state(state: State, checkpoint: Any) -> State:
       state: today's state of the optimiser: `optimizer.init(params)`, alone or within a chain or a
         partition of Optax.
       checkpoint: a saved state of `muon`, of `optax.contrib.muon` with the same dimension numbers,
-        or the `MuonState` of version 0.1, in the same place of the same chain. It may be the state
-        objects, or nested dictionaries and lists, as a checkpoint is restored without a target.
+        or the `MuonState` of version 0.1, in the same place of the same chain. It may consist of
+        the state objects, or of nested dictionaries and lists, which is the form of a checkpoint
+        that is restored without a target.
 
     Returns:
       A state like `state` with the arrays of `checkpoint`, in the dtypes of `state`.

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import Implementation, checked_boolean, checked_implementation
-from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    checked_boolean,
+    checked_implementation,
+    checked_int,
+)
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, table
 from jax_grouped_gemm._src.muon.dimensions import Axes, Numbers, Spread, over_leaves, spread
+from jax_grouped_gemm._src.muon.momentum import direction, mean, promoted, widened
 from jax_grouped_gemm._src.muon.orthogonalize import ITERATION_DTYPE, Method, orthogonalize
 from jax_grouped_gemm._src.muon.state import MuonState
 
@@ -43,6 +47,7 @@ def scale_by_muon(
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Numbers = None,
     shardings: Any = None,
+    period: int | None = None,
     dtype: DTypeLike = ITERATION_DTYPE,
     method: Method = "auto",
     restarts: Sequence[int] | None = None,
@@ -51,17 +56,16 @@ def scale_by_muon(
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`, which repeats `ns_coeffs`. This copy is not read.
-    Means are added up in float32 at least. They keep their dtype, whatever the dtype of the
-    gradients.
+    `optax.contrib.MuonState`. Its copy of `ns_coeffs` is not read. Means are added up in float32 at
+    least. They keep their dtype, whatever the dtype of the gradients.
 
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
       beta: decay of the mean of gradients.
       mu_dtype: dtype of the mean of gradients; None means that of the parameters.
       nesterov: whether to look ahead by one gradient.
-      adaptive: whether updates are multiplied by their dot product with the mean gradient before
-        orthogonalisation.
+      adaptive: whether the update of each leaf is multiplied by a number: the dot product of this
+        update and the mean gradient from which it was computed (arXiv:2409.20325).
       preconditioning: "frobenius" or "schatten", see `orthogonalize`. Optax's "spectral" and "aol"
         are not offered.
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
@@ -70,6 +74,11 @@ def scale_by_muon(
       shardings: for matrices whose rows or columns are split over auto axes of a mesh: a tree of
         `NamedSharding`s or None, whose structure is a prefix of the parameters'. See
         `orthogonalize`.
+      period: block-periodic orthogonalisation (MuonBP, arXiv:2510.16981) of matrices whose rows or
+        columns are split over devices: they are orthogonalised whole in the first of every `period`
+        updates. In the other updates each device orthogonalises its own block, and sends nothing:
+        see `blockwise` of `orthogonalize`. Other matrices are always whole. None or 1 means that
+        all updates are of whole matrices.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -77,14 +86,16 @@ def scale_by_muon(
 
     Raises:
       ImportError: Optax is missing.
-      TypeError, ValueError: an option is invalid, as for `orthogonalize`; or, from `init` and
-        `update`, dimension numbers do not fit a leaf.
+      TypeError, ValueError: an option is invalid, as for `orthogonalize`; `period` is no positive
+        integer; or, from `init` and `update`, dimension numbers do not fit a leaf.
     """
     optax = _optax()
     _check_preconditioning(preconditioning)
     checked_boolean("nesterov", nesterov)
     checked_boolean("adaptive", adaptive)
     checked_implementation(implementation)
+    if period is not None and checked_int("period", period) < 1:
+        raise ValueError(f"period must be at least 1, got {period}")
     # Raise the errors of `update` already here.
     iterations(ns_coeffs, ns_steps)
     iterate = functools.partial(
@@ -116,18 +127,22 @@ def scale_by_muon(
         old = structure.flatten_up_to(state.mu)
         # Saturate the count, so that it never becomes negative.
         count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
-        mus = [_mean(beta, mu, g) for mu, g in zip(old, leaves, strict=True)]
+        mus = [mean(beta, mu, g) for mu, g in zip(old, leaves, strict=True)]
         directions = [
-            _direction(beta, mu, g, count, nesterov).astype(_promoted(g, x))
+            direction(beta, mu, g, count, nesterov).astype(promoted(g, x))
             for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
         matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
-        outs = iterate(matrices, shardings=_of_matrices(shardings, gradients, axes))
+        outs = iterate(
+            matrices,
+            shardings=_of_matrices(shardings, gradients, axes),
+            blockwise=period not in (None, 1) and state.count % period != 0,
+        )
         updates = [
             own.from_matrices(y, x.shape) for own, y, x in zip(axes, outs, directions, strict=True)
         ]
         if adaptive:
-            products = map(jnp.vdot, _widened(directions), _widened(updates))
+            products = map(jnp.vdot, widened(directions), widened(updates))
             updates = [(dot * u).astype(u.dtype) for dot, u in zip(products, updates, strict=True)]
         mus = [mu.astype(x.dtype) for mu, x in zip(mus, old, strict=True)]
         new = state._replace(count=count, mu=structure.unflatten(mus))
@@ -157,6 +172,7 @@ def muon(
     muon_weight_dimension_numbers: Numbers = None,
     consistent_rms: ArrayLike | None = None,
     shardings: Any = None,
+    period: int | None = None,
     dtype: DTypeLike = ITERATION_DTYPE,
     method: Method = "auto",
     restarts: Sequence[int] | None = None,
@@ -178,19 +194,21 @@ def muon(
     Args:
       learning_rate: scale of the updates, or a function of the number of earlier updates.
       ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive, preconditioning: as for
-        `scale_by_muon`; `eps`, `mu_dtype` and `nesterov` for AdamW too.
-      weight_decay: the parameters times this are added to an orthogonalised update, before the
-        learning rate. Needs `params` in `update`.
+        `scale_by_muon`. AdamW uses `eps`, `mu_dtype` and `nesterov` too.
+      weight_decay: this number times the parameters is added to an orthogonalised update, before
+        the sum is multiplied by the learning rate. Needs `params` in `update`.
       weight_decay_mask: says which matrices decay: a tree of booleans whose structure is a prefix
         of the parameters', or a function of the parameters that returns such a tree. None means
         all.
       adam_b1, adam_b2, adam_eps_root, adam_weight_decay: options of AdamW.
-      adam_learning_rate: as `learning_rate`, for AdamW; None means the same.
-      muon_weight_dimension_numbers: as for `scale_by_muon`, where None for a leaf gives it AdamW.
+      adam_learning_rate: the learning rate of AdamW. None means `learning_rate`.
+      muon_weight_dimension_numbers: as for `scale_by_muon`. A leaf whose entry is None gets AdamW.
         By default the last two axes of each leaf with two or more axes are a matrix.
       consistent_rms: if given, orthogonalised updates are scaled by
         sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
       shardings: as for `scale_by_muon`.
+      period: as for `scale_by_muon`. MuonBP has a learning rate for each kind of update. With a
+        period of 5 this is ``learning_rate=lambda count: jnp.where(count % 5 == 0, whole, block)``.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -219,6 +237,7 @@ def muon(
             preconditioning=preconditioning,
             weight_dimension_numbers=muon_weight_dimension_numbers,
             shardings=shardings,
+            period=period,
             dtype=dtype,
             method=method,
             restarts=restarts,
@@ -303,7 +322,7 @@ def _scale_by_shape(
         leaves, structure = jax.tree.flatten(updates)
         axes = _axes(numbers, updates)
         # Add up the following terms in float32, and round once.
-        wide = _widened(leaves)
+        wide = widened(leaves)
         scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, wide, strict=True)]
         return structure.unflatten(scaled), state
 
@@ -332,10 +351,10 @@ def _in_float32(
             raise TypeError(
                 "the state is that of muon of version 0.1: pass it through load_muon_state"
             )
-        dtypes = jax.tree.map(_promoted, updates, _momenta(optax, state))
-        parts = {**state.inner_states, "adam": _widened(state.inner_states["adam"])}
+        dtypes = jax.tree.map(promoted, updates, _momenta(optax, state))
+        parts = {**state.inner_states, "adam": widened(state.inner_states["adam"])}
         updates = jax.tree.map(
-            lambda kind, u: u if kind == "muon" else _widened(u), labels(updates), updates
+            lambda kind, u: u if kind == "muon" else widened(u), labels(updates), updates
         )
         updates, new = partition.update(
             updates, state._replace(inner_states=parts), params, **extra
@@ -354,36 +373,3 @@ def _momenta(optax: Any, state: Any) -> Any:
 
     ours, theirs = (state.inner_states[name].inner_state[0].mu for name in ("muon", "adam"))
     return jax.tree.map(lambda x, y: y if is_masked(x) else x, ours, theirs, is_leaf=is_masked)
-
-
-def _promoted(gradient: jax.Array, mu: jax.Array) -> np.dtype:
-    """Returns the dtype of an update."""
-    return jnp.promote_types(gradient.dtype, mu.dtype)
-
-
-def _widened(tree: Any) -> Any:
-    def widened(x):
-        is_narrow = jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(at_least_float32(x.dtype)) if is_narrow else x
-
-    return jax.tree.map(widened, tree)
-
-
-def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
-    """Updates the exponentially decaying mean `old` with `new`."""
-    dtype = at_least_float32(_promoted(new, old))
-    return decay * old.astype(dtype) + (1 - decay) * new.astype(dtype)
-
-
-def _unbiased(decay: Any, mean: jax.Array, count: jax.Array) -> jax.Array:
-    """Corrects the bias of a mean of `count` values that began with zero."""
-    return mean / (1 - decay ** count.astype(float)).astype(mean.dtype)
-
-
-def _direction(
-    decay: Any, mu: jax.Array, gradient: jax.Array, count: jax.Array, nesterov: bool
-) -> jax.Array:
-    if not nesterov:
-        return _unbiased(decay, mu, count)
-    gradient = _unbiased(decay, gradient.astype(mu.dtype), count)
-    return decay * _unbiased(decay, mu, count + 1) + (1 - decay) * gradient

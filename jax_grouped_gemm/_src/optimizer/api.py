@@ -40,7 +40,7 @@ Schedule = Callable[[jax.Array], ArrayLike]
 class OptimizerState(NamedTuple):
     """The state of an `Optimizer`."""
 
-    inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
+    inner: Any  # an `AdamWState`, or the state of the Optax transformation
     master: Any  # float32 copies of parameters of 16 bits, None for others
     quantized: Any  # nested dictionaries with the names of the parameters
 
@@ -104,7 +104,8 @@ class Optimizer:
         Parameters of 16 bits get a float32 copy in the state, and steps optimise this copy.
 
         Raises:
-          TypeError: a chosen leaf is no stack of matrices, or of an unsuitable dtype.
+          TypeError: a leaf that `select` chooses is no stack of matrices, or has an unsuitable
+            dtype.
         """
         master = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else None, params)
         masters = _masters(params, master)
@@ -120,7 +121,7 @@ class Optimizer:
         return self._quantized(params, params if state is None else _masters(params, state.master))
 
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-        """Returns `params` for `jax.grad`, with the leaves that are quantised in `dtype`.
+        """Returns `params` for `jax.grad`, with `dtype` for the leaves that `select` chooses.
 
         Gradients of these leaves then have 16 bits too, so the step reads fewer bytes. Layers read
         the quantised weights, so XLA removes the unused casts.
@@ -272,10 +273,11 @@ def adamw(
       learning_rate: a number or a function of the number of earlier steps. All numbers may be
         traced.
       b1, b2: decay rates of the mean of gradients and of the mean of their squares.
-      eps, eps_root: added to the root of the mean square, and under it.
+      eps, eps_root: `eps` is added to the root of the mean square, and `eps_root` to the mean
+        square under the root.
       mu_dtype: dtype of the mean of gradients, float32 (None) or bfloat16.
-      weight_decay: a number or a function of the number of earlier steps; float32 weights times
-        this and the learning rate are subtracted.
+      weight_decay: a number or a function of the number of earlier steps. A step subtracts
+        `weight_decay * learning_rate` times the float32 weights.
       mask: says which leaves decay: a tree of booleans whose structure is a prefix of the
         parameters', or a function of the parameters that returns such a tree. None means all.
       nesterov: whether to look ahead by one gradient.

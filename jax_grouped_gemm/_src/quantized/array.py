@@ -155,7 +155,12 @@ class QuantizedArray:
         return self.dequantized(dtype)
 
     def dequantized(self, dtype: np.dtype, reason: str = "") -> jax.Array:
-        """`dequantize` for operations; `reason` is why no kernel multiplies the matrices packed."""
+        """Returns what `dequantize` returns, without checking `dtype`.
+
+        Args:
+          dtype: a floating-point dtype.
+          reason: for `explain`, why no kernel multiplies by the packed matrices.
+        """
         out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype, reason)
         return out.reshape(self.shape)
 
@@ -222,7 +227,8 @@ class QuantizedArray:
         """The inverse of `to_dict`.
 
         Raises:
-          ValueError: the format is not registered, or in another version of its layout.
+          ValueError: the format is not registered, or the arrays have another version of its
+            layout.
         """
         rest = dict(arrays)
         format, matrix = of_json(json.loads(np.asarray(rest.pop("format")).tobytes()))

@@ -239,7 +239,7 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
     """The inverse of `as_json`.
 
     Raises:
-      ValueError: the format is not registered, or in another version of its layout.
+      ValueError: the format is not registered, or the array has another version of its layout.
     """
     format = named(
         found["format"],

@@ -62,15 +62,15 @@ def ragged_dot(
         gradient. Kernels read "mxfp4", "int4" and "int8" directly if groups have few rows of
         bfloat16; otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in
         FP8, rhs must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or,
-        with `transpose_rhs`, "fp8_row". The product is then not differentiable, and bfloat16 by
-        default. FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
+        with `transpose_rhs`, "fp8_row". Such a product has no gradient, and is bfloat16 by default.
+        FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
         means HIGHEST, which never uses TF32 and is as accurate as float32. In either case, float32
         elements below 2^-27 of the largest element of their group lose bits. With
-        "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, tensor cores add up all products and
-        keep about 14 bits of each sum, if no scale changes along k.
+        "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, neither in "fp8_1x128" or
+        "fp8_128x128", tensor cores add up all products and keep about 14 bits of each sum.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
@@ -178,27 +178,27 @@ def ragged_dot_general(
 ) -> jax.Array:
     """Ragged matmul with any dimension order, in the three modes of `jax.lax.ragged_dot_general`.
 
-    The kind of the ragged dimension of `lhs` selects the mode. Below, b are the batch dimensions,
-    and x are the dimensions before the ragged one that have the same kind. `group_sizes` may also
-    be [g]:
+    The kind of the ragged dimension of `lhs` selects the mode. The shapes below are those of `lhs`,
+    `rhs` and `group_sizes` -> the result. There, b are the batch dimensions, and x the dimensions
+    before the ragged one that have the same kind. `group_sizes` may also be [g]:
 
-    1. Non-contracting: [b..., m..., k...], [g, b..., k..., n...], [b..., x..., g]
-       -> [b..., m..., n...].
-    2. Contracting: [b..., m, k...], [b..., m, n...], [b..., g] -> [g, b..., k..., n...], where m
-       is the ragged dimension.
-    3. Batch: a plain `jax.lax.dot_general`; the group sizes do not affect the result.
+    - Non-contracting: [b..., m..., k...], [g, b..., k..., n...], [b..., x..., g]
+      -> [b..., m..., n...].
+    - Contracting: [b..., m, k...], [b..., m, n...], [b..., g] -> [g, b..., k..., n...], where m
+      is the ragged dimension.
+    - Batch: a plain `jax.lax.dot_general`; the group sizes do not affect the result.
 
     The kernels take [..., m, k], [..., m, n] and [..., g, k, n] with their last two dimensions in
     either order; operands with other orders of dimensions are transposed first.
 
     Args:
       lhs: array with exactly one ragged dimension.
-      rhs: array with one group dimension in mode 1 and none otherwise.
+      rhs: array with one group dimension in the non-contracting mode, and with none in the others.
       group_sizes: integer array, see `ragged_dot`.
       ragged_dot_dimension_numbers: the contracting, batch, ragged and group dimensions.
       precision: see `ragged_dot`.
       preferred_element_type: see `ragged_dot`.
-      group_offset: see `ragged_dot`. In mode 2, result `i` belongs to group `group_offset + i`.
+      group_offset: see `ragged_dot`. When contracting, result `i` is of group `group_offset + i`.
       out_sharding: see `ragged_dot`.
       implementation: see `ragged_dot`.
 
@@ -207,8 +207,8 @@ def ragged_dot_general(
 
     Raises:
       TypeError, ValueError: see `ragged_dot`.
-      NotImplementedError: several contracting dimensions in mode 2, `group_offset` or
-        `implementation="cuda"` in mode 3, and as for `ragged_dot`.
+      NotImplementedError: the contracting mode has several contracting dimensions, or the batch
+        mode has a `group_offset` or `implementation="cuda"`; or as for `ragged_dot`.
     """
     if out_sharding is not None:
 
@@ -308,12 +308,12 @@ def ragged_dot_accumulate(
     transpose_rhs: bool = False,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Adds a ragged product that contracts the rows, [m, k] and [m, n], to [g, k, n].
+    """Returns [g, k, n] plus the product of [m, k] and [m, n] over the rows of each group.
 
-    Result i is `accumulator[i]` plus L^T R, where L and R are the rows of group i of `lhs` and
-    `rhs`. L^T R is the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent
-    `rhs`, so that the function sums weight gradients over microbatches. The kernel adds products of
-    bfloat16 or float16 to float32 accumulators in place: it does not write a product to memory
+    Matrix i of the result is `accumulator[i]` plus L^T R, where L and R are the rows of group i of
+    `lhs` and `rhs`. L^T R is the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the
+    cotangent `rhs`, so that the function sums weight gradients over microbatches. The kernel adds
+    products of bfloat16 or float16 to float32 accumulators in place: it writes no product to memory
     first, and does not touch the matrices of groups without rows. Donate the accumulator, or carry
     it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if XLA adds instead.
 

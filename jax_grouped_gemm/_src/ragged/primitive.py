@@ -52,6 +52,7 @@ def _noncontracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
+    function="ragged_dot(lhs, rhs, group_sizes, group_offset)",
     per_row=True,
     operand_ranks=(2, 3, 1, 1),
     result_rank=2,
@@ -92,6 +93,7 @@ def _contracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 CONTRACTING = BilinearOp(
     name="ragged_contracting",
+    function="ragged_dot_general(lhs, rhs, group_sizes, group_offset)",
     operand_ranks=(2, 2, 1, 1),
     result_rank=3,
     targets=(call.CONTRACTING_TARGET,),
@@ -130,6 +132,7 @@ def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 
 ACCUMULATE = Op(
     name="ragged_accumulate",
+    function="ragged_dot_accumulate(accumulator, lhs, rhs, group_sizes, group_offset)",
     operand_ranks=(3, 2, 2, 1, 1),
     targets=(call.ACCUMULATE_TARGET,),
     avals=_accumulate_aval,

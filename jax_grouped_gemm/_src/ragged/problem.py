@@ -151,8 +151,8 @@ class RaggedProblem:
         """The sizes that kernels count besides the dimensions, by name."""
         found = {"the number of groups": self.num_groups}
         if self.batch:
-            (batch,) = self.batch
-            found |= {"m of all batches": batch * self.m, "g of all batches": batch * self.g}
+            (b,) = self.batch
+            found |= {"rows of all batches": b * self.m, "groups of all batches": b * self.g}
         return found
 
     def shape(self, names: str) -> tuple[int, ...]:

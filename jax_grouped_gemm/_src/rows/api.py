@@ -96,8 +96,9 @@ def gather_rows(
       count: integer scalar, number of valid rows, by default m. Other rows are undefined.
       inverse: integers [T, k], the positions of each token in `rows`. Each position occurs once;
         indices that are negative or too large stand for no row. With `inverse` the kernel reads
-        each token once, and the gradient with respect to `x` is `combine`. Without it XLA sorts the
-        rows for the gradient and adds them up in their order, which is slower.
+        each token once, and the gradient with respect to `x` is `combine`. Without `inverse`, XLA
+        computes this gradient, which is slower: it sorts the rows by token, and adds up the rows of
+        each token in ascending order.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
         "cuda" insists on the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and float32,
         in pieces of 16 bytes if the size of a token is a multiple of 16 bytes.
@@ -187,14 +188,15 @@ def combine(
     out[t] = the sum over c of weights[t, c] * rows[inverse[t, c]], for all choices with a row.
 
     Args:
-      rows: [m, ...] of any dtype, floating point or complex with `weights`.
-      expert_order: the result of `sort_by_expert`, for m = T*k; or only its inverse, integers
-        [T, k], for any m.
+      rows: [m, ...] of any dtype; with `weights`, floating point or complex.
+      expert_order: the result of `sort_by_expert`, for m = T*k; or only the field `inverse` of one,
+        integers [T, k], for any m.
       top_k: k; optional.
       weights: [T, k], floating point, by default ones.
       order: integers [m], the pair t * k + c of every row, if `expert_order` is only the inverse.
         With `order`, no row may belong to two pairs, and the gradient with respect to `rows` is a
-        gather, as with the result of `sort_by_expert`. Without it the gradient is a scatter-add.
+        gather, as with the result of `sort_by_expert`. If the order of the rows is not known, the
+        gradient is a scatter-add.
       count: see `gather_rows`.
       implementation: see `gather_rows`.
 
@@ -203,8 +205,8 @@ def combine(
 
     Raises:
       TypeError: an operand has an unsuitable dtype or shape.
-      ValueError: `top_k` is given and is not k, `order` is given twice, or `implementation` is
-        invalid.
+      ValueError: `top_k` is given and is not k, or `order` is given although `expert_order`
+        already has one, or `implementation` is invalid.
       NotImplementedError: see `gather_rows`.
     """
     rows = _array("combine", "rows", rows)

@@ -37,6 +37,7 @@ _INSTEAD = "moe.dropless_mlp or jax.shard_map, whose devices sort their own toke
 
 SORT = Op(
     name="sort_by_expert",
+    function="sort_by_expert(experts)",
     operand_ranks=(1,),
     targets=(call.SORT_TARGET,),
     avals=_sort_avals,
@@ -72,6 +73,7 @@ def _gather_aval(*operands, **params):
 
 GATHER = Op(
     name="gather_rows",
+    function="gather_rows(x)",
     operand_ranks=plan.RANKS["gather_rows"],
     targets=(call.GATHER_TARGET, call.DISPATCH_TARGET),
     avals=_gather_aval,
@@ -96,6 +98,7 @@ def _combine_aval(*operands, **params):
 
 COMBINE = Op(
     name="combine_rows",
+    function="combine(y)",
     operand_ranks=plan.RANKS["combine_rows"],
     targets=(call.COMBINE_TARGET,),
     avals=_combine_aval,

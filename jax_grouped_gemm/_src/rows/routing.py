@@ -85,12 +85,14 @@ def route(
     logits, which equals softmax, top-k, then division by the sum (Mixtral, Qwen3, GPT-OSS). Without
     it the weights are the chosen entries of the softmax over all experts (Switch, OLMoE).
 
-    Llama 4: ``scoring="sigmoid", renormalize=False``. DeepSeek-V2: ``renormalize=False,
-    num_groups=8, top_groups=3, scale=16.0``. DeepSeek-V3: ``scoring="sigmoid",
-    correction_bias=bias, num_groups=8, top_groups=4, scale=2.5`` (arXiv:2412.19437, section 2.1.2).
+    Other models have these options:
 
-    Logits narrower than float32 are widened first: routing is cheap, and rounding it changes which
-    experts are chosen.
+    - Llama 4: ``scoring="sigmoid", renormalize=False``
+    - DeepSeek-V2: ``renormalize=False, num_groups=8, top_groups=3, scale=16.0``
+    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=bias, num_groups=8, top_groups=4,
+      scale=2.5`` (arXiv:2412.19437, section 2.1.2)
+
+    Logits of 16 bits are converted to float32 first, because rounding could choose other experts.
 
     Args:
       logits: [..., E], floating point.
@@ -316,7 +318,7 @@ def load_balancing_loss(
 
 
 def router_z_loss(routing: Routing, *, mask: ArrayLike | None = None) -> jax.Array:
-    """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906).
+    """Returns the mean squared log-partition, which keeps logits small (arXiv:2202.08906, ST-MoE).
 
     Args:
       routing: the result of `route`.

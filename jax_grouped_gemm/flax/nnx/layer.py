@@ -78,7 +78,8 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
       **options: options of `jax_grouped_gemm.quantize`, such as `group_size`.
 
     Raises:
-      ValueError: a layer has a recipe and a format is given, or `format` is not registered.
+      ValueError: `format` is not registered, or a layer has a recipe and `format` has the layout
+        "packed".
     """
     if format is not None:
         for layer in [m for _, m in nnx.iter_graph(model) if isinstance(m, MoE)]:
@@ -123,13 +124,14 @@ def set_quantized(
     such as `layer.quantized["wi_0"]["values"]`.
 
     Args:
-      layer: a layer without a recipe.
+      layer: a layer. If it has a recipe, the weights must be of the format "fp8_128x128" in the
+        layout "rows".
       wi_0, wi_1: [E, D, F].
       wo: [E, F, D].
 
     Raises:
-      TypeError: a weight is no `QuantizedArray`, or has another shape.
-      ValueError: the layer has a recipe.
+      TypeError: a weight is no `QuantizedArray`, or its shape is not that of the parameter.
+      ValueError: the layer has a recipe, and a weight has the layout "packed".
     """
     if layer.recipe is not None and any(q.format.layout != "rows" for q in (wi_0, wi_1, wo)):
         raise ValueError("MoE: weights in the layout 'packed' are for layers without a recipe")
@@ -178,13 +180,14 @@ class MoE(nnx.Module):
         in advance: see `quantize`.
       batch_invariant: see `moe.dropless_mlp` and `moe.expert_parallel`; the router's logits are
         batch invariant too.
-      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
-        None computes on one device. The parameters are the same, and so are checkpoints.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`.
+        With None the layer runs on one device. Parameters and checkpoints are the same in both
+        cases.
       token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
         and, with `expert_axis`, `moe.expert_parallel`.
-      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
-        `expert_axis`, see `moe.expert_parallel`.
-      rngs: the "params" stream makes the parameters.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: options of
+        `moe.expert_parallel`, which only a layer with an `expert_axis` uses.
+      rngs: random numbers for the initialisers, from the stream "params".
     """
 
     def __init__(
@@ -285,11 +288,12 @@ class MoE(nnx.Module):
 
         Args:
           x: tokens [..., D].
-          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
-            expert, are zero in the result and count in no loss. None means that all are real.
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. Padding tokens
+            visit no expert, are zero in the result and count in no loss. None means that all tokens
+            are real.
 
         Raises:
-          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
             than a `moe.Routing` of `top_k` experts a token.
         """
         x = without_padding(x, mask)

@@ -29,9 +29,9 @@ class Optimizer(nnx.Module):
             gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
-    It quantises the same layers as `quantize` would without a format, and ignores `select` of the
-    optimiser. The quantised weights are in the layers, as variables of the type `Quantized`.
-    Layers that share parameters share their quantised weights too.
+    It quantises the same layers as `quantize` would without a format, and ignores the attribute
+    `select` of `optimizer`. The quantised weights are in the layers, as variables of the type
+    `Quantized`. Layers that share parameters share their quantised weights too.
 
     Attributes:
       step: number of calls of `update`.
@@ -76,9 +76,9 @@ class Optimizer(nnx.Module):
     def compute_model(self, model: nnx.Module) -> Any:
         """Returns a copy of `model` for `nnx.grad`, which then gives 16-bit gradients of experts.
 
-        The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
-        layers themselves do. XLA removes the casts, since layers read the quantised weights.
-        If the loss changes the copy, such as its statistics, `model` stays as it was.
+        If a quantised layer has a `dtype` of 16 bits, the copies of its matrices have this dtype.
+        XLA removes the casts, because the layer reads the quantised weights. If the loss changes
+        the copy, such as its statistics, `model` stays as it was.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
@@ -130,7 +130,7 @@ class Optimizer(nnx.Module):
 def quantized_state(quantized: Any) -> nnx.State:
     """Returns the `Quantized` variables of a model, from `optim.OptimizerState.quantized`.
 
-    Use it in functions of `nnx.State`s:
+    Use it in functions that take `nnx.State`s:
 
         quantize(model)  # so that the graph has a place for them
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)

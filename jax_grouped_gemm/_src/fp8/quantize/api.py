@@ -38,9 +38,9 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, as they are and transposed. FP8 tensor cores
     contract the last dimension of both operands, so the forward product reads n x k, and
-    dgrad k x n. Programs of `jax.export` may take and return it. The public name is deprecated,
-    and will be removed in 0.4. Pass on what `quantize_weights` returns, or use `array` and
-    `transposed`, which are a `QuantizedArray` each."""
+    dgrad k x n. Programs of `jax.export` may take and return a `QuantizedWeights`. The public name
+    is deprecated, and will be removed in 0.4. Pass on what `quantize_weights` returns, or use
+    `array` and `transposed`, which are a `QuantizedArray` each."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32

@@ -70,6 +70,7 @@ def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
 
 SCALED_NONCONTRACTING = Op(
     name="scaled_ragged_noncontracting",
+    function="scaled_ragged_dot(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)",
     per_row=True,
     operand_ranks=(2, 2, 3, 3, 1, 1),
     targets=(call.SCALED_NONCONTRACTING_TARGET,),
@@ -146,6 +147,9 @@ def _contracting_aval(*operands, num_groups, preferred_element_type, view=(), **
 
 SCALED_CONTRACTING = Op(
     name="scaled_ragged_contracting",
+    function=(
+        "scaled_ragged_dot_contracting(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)"
+    ),
     operand_ranks=(3, 2, 3, 2, 1, 1),
     targets=(call.SCALED_CONTRACTING_TARGET,),
     avals=_contracting_aval,

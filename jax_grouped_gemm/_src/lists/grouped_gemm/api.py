@@ -118,8 +118,8 @@ def grouped_gemm(
         tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles of a
         launch first.
       sort_problems: whether problems are computed in the order of decreasing k. If False, both
-        schedulers assign tiles in turn, in the order of the list. On the FP64 tensor cores it only
-        decides which problems share a launch. Results are always in the caller's order.
+        schedulers assign tiles in turn, in the order of the list. On the FP64 tensor cores this
+        option only decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
         "cuda" insists on the kernel; "xla" is pure JAX.
 

@@ -66,7 +66,7 @@ def quantize_mlp(
         if a hidden layer has no up projection.
       wo: down projections [..., F, D].
       recipe: the recipe of the layer, with both the forward product and dgrad in FP8.
-      implementation: of the quantisers, see `quantize_blockwise`.
+      implementation: what runs the quantisers, see `quantize_blockwise`.
 
     Raises:
       TypeError: an operand has an unsuitable dtype or shape.

@@ -59,6 +59,7 @@ def _dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
 
 PACKED_DOT = Op(
     name="packed_ragged_dot",
+    function="ragged_dot(lhs)",
     per_row=True,
     operand_ranks=None,
     targets=(STREAMED, DECODED),

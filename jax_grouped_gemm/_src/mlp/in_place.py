@@ -1,0 +1,68 @@
+"""Which products of an expert MLP read the rows of tokens where they are (docs/notes/moe.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jax_grouped_gemm._src.activations import Activation
+from jax_grouped_gemm._src.arrays import is_static
+from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.operands import Groups, MlpOperands, Rows
+from jax_grouped_gemm._src.mlp.problem import MlpProblem
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+
+# Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
+# the loads of rows takes longer than copying rows once.
+FORWARD_COLUMNS = 2880
+
+# Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
+# the same rows, which is faster than copies for groups of few rows in the mean.
+GRADIENT_COLUMNS = 256
+FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
+
+
+def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
+    """Whether the product of large groups is faster on tokens in place than on copies."""
+    experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
+    return (
+        epilogue is not None
+        and epilogue.is_sigmoid
+        and experts.has_up
+        and not experts.has_biases
+        and experts.hidden_columns <= FORWARD_COLUMNS
+    )
+
+
+def gather(rows: Rows, reads_in_place: bool) -> Literal["", "before", "in place"]:
+    """How a kernel gets rows, as `MlpPlan.gather` has it."""
+    if rows.rows is None:
+        return ""
+    return "in place" if reads_in_place else "before"
+
+
+def of_dy(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
+    """Whether the gradients of hidden and of wo read rows of dy in place."""
+    experts, wgrad = operands.experts, params["tile_choices"].wgrad
+    return (
+        operands.rows.inverse is not None
+        and has_plain_gradient(params["activation"])
+        and experts.has_up
+        and not experts.has_biases
+        and wgrad in (None, DEFAULT_TILE)
+        and in_gradients(operands.groups, operands.num_rows, experts.hidden_columns)
+    )
+
+
+def in_gradients(groups: Groups, rows: Any, columns: Any) -> bool:
+    """Whether gradients are faster on rows in place than on copies."""
+    count = groups.sizes.shape[0]
+    has_few_rows = is_static(rows, count) and rows <= FEW_ROWS * count
+    return columns <= (FEW_ROWS_COLUMNS if has_few_rows else GRADIENT_COLUMNS)
+
+
+def has_plain_gradient(activation: Activation) -> bool:
+    """Whether the kernel that reads rows of dy in place has the gradient: gate sigmoid(a gate)."""
+    epilogue = Epilogue.of(activation)
+    return epilogue is not None and epilogue == Epilogue(epilogue.alpha, 0.0, math.inf, 0.0)
