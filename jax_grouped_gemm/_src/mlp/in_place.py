@@ -14,7 +14,8 @@ from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
 # Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
-# the loads of rows takes longer than copying rows once.
+# the loads of rows takes longer than copying rows once. Rows that name no token are slow there, and
+# only a caller's own rows (without `inverse`) may have them inside a group.
 FORWARD_COLUMNS = 2880
 
 # Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
@@ -26,12 +27,13 @@ FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
 def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
     """Whether the product of large groups is faster on tokens in place than on copies."""
     experts, epilogue = problem.operands.experts, Epilogue.of(problem.params["activation"])
+    are_tokens = problem.operands.rows.inverse is not None
     return (
         epilogue is not None
         and epilogue.is_sigmoid
         and experts.has_up
         and not experts.has_biases
-        and experts.hidden_columns <= FORWARD_COLUMNS
+        and experts.hidden_columns <= (FORWARD_COLUMNS if are_tokens else GRADIENT_COLUMNS)
     )
 
 

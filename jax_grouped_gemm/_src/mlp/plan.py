@@ -245,15 +245,19 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
 
 def _gathering_dy(plan: MlpPlan) -> MlpPlan:
     """Returns the plan of the gradient of hidden, with `gather` set."""
-    is_plain = in_place.has_plain_gradient(plan.problem.params["activation"])
-    return dataclasses.replace(plan, gather=in_place.gather(plan.problem.operands.rows, is_plain))
+    given, activation = plan.problem.operands, plan.problem.params["activation"]
+    reads = given.up is not None and in_place.has_plain_gradient(activation)
+    return dataclasses.replace(plan, gather=in_place.gather(given.rows, reads))
 
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
-    """The plan of the gradient of wo from rows of dy in place."""
+    """The plan of the gradient of wo from rows of dy in place, unless XLA is faster."""
     problem, (_, kernel) = plan.problem, plan.launched
-    one = _one_product(problem, problem.operands.hidden.shape[1])
-    workspace = workspace_bytes(contracting(*one).problem, kernel, plan.target)
+    operands = _one_product(problem, problem.operands.hidden.shape[1])
+    one = plan_product(contracting, *operands, plan.target)
+    if one.kernel == ALL_ROWS:
+        return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
+    workspace = workspace_bytes(contracting(*operands).problem, kernel, plan.target)
     return dataclasses.replace(plan, gather="in place", workspace_bytes=workspace)
 
 
