@@ -76,8 +76,8 @@ struct RaggedContracting {
   }
 
   // The number of the row of memory that a row of the group stands for, -1 past the last row. Rows
-  // of a CTA's own are that of the last row there: boxes of zeros are slower. rhs is zero, so only an
-  // Inf of the last row is changed, to NaN.
+  // of a CTA's own are that of the last row there: boxes of zeros are slower. rhs is zero, so only
+  // an Inf of the last row is changed, to NaN.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     if constexpr (kGathersOwnRows) row = min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;

@@ -128,8 +128,8 @@ class TestLayer:
     def layer(self, x, logits, *weights, **options):
         return moe.dropless_mlp(x, moe.route(logits, K), *weights, **options)
 
-    # Narrow experts read tokens and cotangents in place. Wider ones copy them for gradients, and the
-    # widest also copy tokens forward, once more where these copies are not kept.
+    # Narrow experts read tokens and cotangents in place. Wider ones copy them for gradients. The
+    # widest also copy tokens forward, and once more where these copies are not kept.
     @pytest.mark.parametrize("hidden, copies", [(128, {0}), (264, {0}), (776, {2}), (2888, {2, 3})])
     def test_moves_rows_by_kernels_in_both_directions(self, hidden, copies, h200):
         def gradients(*operands):
