@@ -346,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         smaller = "a smaller --batch, fewer --layers, --remat layers, --fsdp on more --devices"
         smaller += ", and no --stock" if options.stock else ""
         missing = shortage(str(error), options.devices)
-        raise SystemExit(f"{missing}. What takes less memory: {smaller}.") from None
+        raise SystemExit(f"{missing}. These options take less memory: {smaller}.") from None
 
 
 if __name__ == "__main__":

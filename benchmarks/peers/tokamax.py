@@ -52,7 +52,7 @@ CONFIGS = (
 )
 
 
-# Of weights in few bits: the default, and tiles of fewer and of more rows.
+# For weights of 4 and 8 bits: the default, and tiles of fewer and of more rows.
 LAYER_CONFIGS = tuple(
     Config("mosaic_gpu", rows, 64, 128, 3, persistent=True, grid_minor_dim=0, grid_tile_width=1)
     for rows in (64, 16, 128)

@@ -106,6 +106,13 @@ class Call {
             function};
   }
 
+  // How many pairs of a token and a choice are copies of one row.
+  int divisor() {
+    int const divisor = get<int32_t>("divisor");
+    if (divisor < 1) fail("divisor has to be positive, got " + std::to_string(divisor));
+    return divisor;
+  }
+
   // The most multiprocessors that the call's kernels use; the rest is free for kernels that run at
   // the same time.
   int max_sms() {

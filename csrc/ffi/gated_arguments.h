@@ -85,8 +85,7 @@ inline void take(GatedCall const& given, Call& call, OptionalOperands& optional,
   a.activation = call.activation(static_cast<mlp::Function>(function));
   a.has_activation = function != kNoFunction;
   a.max_sms = call.max_sms();
-  a.divisor = call.get<int32_t>("divisor");
-  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.divisor = call.divisor();
   if (given.results.size() < 1 || given.results.size() > 3) {
     call.fail("there are one to three results");
   }

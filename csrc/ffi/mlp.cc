@@ -36,8 +36,7 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
   mlp::GradientArguments a{};
   auto const has_weights = call.get<bool>("has_weights"), has_up = call.get<bool>("has_up");
   auto const has_rows = call.get<bool>("has_rows");
-  a.divisor = call.get<int32_t>("divisor");
-  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.divisor = call.divisor();
   auto const zeroes_unowned = call.get<bool>("zeroes_unowned");
   auto const function = call.get<int32_t>("function");
   a.activation = call.activation(static_cast<mlp::Function>(function));
@@ -118,8 +117,7 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   Call call(attributes);
   mlp::WeightGradientArguments a{};
   auto const has_rows = call.get<bool>("has_rows");
-  a.divisor = call.get<int32_t>("divisor");
-  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.divisor = call.divisor();
   a.max_sms = call.max_sms();
   TileConfig const tile = call.tile();
   auto const [tokens, k] = call.size<2>("x", x);
@@ -154,8 +152,7 @@ ffi::Error down_weight_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes ro
                                 Result out, WorkspaceResult workspace, ffi::Dictionary attributes) {
   Call call(attributes);
   mlp::WeightGradientArguments a{};
-  a.divisor = call.get<int32_t>("divisor");
-  if (a.divisor < 1) call.fail("divisor has to be positive");
+  a.divisor = call.divisor();
   a.max_sms = call.max_sms();
   TileConfig const tile = call.tile();
   auto const [tokens, k] = call.size<2>("dy", dy);

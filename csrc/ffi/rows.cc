@@ -81,13 +81,11 @@ rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, 
   auto const tokens = call.shape<2>("x", x), copies = call.shape<2>("the result", y);
   auto const [rows, columns] = copies.size;
   auto const weighted = call.get<bool>("weighted");
-  auto const divisor = call.get<int32_t>("divisor");
-  a.divisor = divisor;
+  a.divisor = call.divisor();
   a.tokens = tokens.size[0];
-  if (divisor < 1) call.fail("divisor has to be positive");
   if (y.element_type() != x.element_type()) call.fail("x and the result have one type");
   call.set_batches(copies.batches);
-  call.expect_size("the number of pairs", int64_t(a.tokens) * divisor);
+  call.expect_size("the number of pairs", int64_t(a.tokens) * a.divisor);
   a.shape.columns = columns;
   if (ElementType fp8; element_type(x.element_type(), kFloat8s, fp8)) {
     // Two elements as a number of 16 bits.
@@ -103,7 +101,7 @@ rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, 
   a.rows.rows = rows;
   a.x = call.take<void const>("x", x, std::array{a.tokens, columns});
   a.index = call.take<int const>("the indices", index, std::array{rows});
-  call.take_optional(operands, weighted, a.tokens, divisor, a.weights, a.rows.count);
+  call.take_optional(operands, weighted, a.tokens, a.divisor, a.weights, a.rows.count);
   a.y = y.untyped_data();
   return a;
 }

@@ -8,6 +8,21 @@
 
 namespace jgg::mlp {
 
+// x^T rhs[i], as a product of its own.
+inline RaggedDotArguments product_of(WeightGradientArguments const& a, int i) {
+  RaggedDotArguments product{};
+  product.groups = a.groups;
+  product.type = product.out_type = a.type;
+  product.contracting = true;
+  product.k = a.k;
+  product.n = a.n;
+  product.lhs = a.x;
+  product.rows = {a.rows, a.divisor, a.tokens};
+  product.rhs = a.rhs[i];
+  product.out = a.out[i];
+  return product;
+}
+
 // Columns are those of the first product, in whole tiles, and then those of the second one.
 template <class Config_, bool kGathersLhs_, bool kGathersOwnRows_ = false>
 struct WeightGradients
@@ -41,19 +56,9 @@ struct WeightGradients
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
     if ((a.rows != nullptr) != kGathersLhs_) return kNotCompiled;
-    RaggedDotArguments product{};
-    product.groups = a.groups;
-    product.type = product.out_type = a.type;
-    product.contracting = true;
-    product.k = a.k;
-    product.n = a.n;
-    product.lhs = a.x;
-    product.rows = {a.rows, a.divisor, a.tokens};
     typename One::Params both[2];
     for (int i = 0; i < 2; ++i) {
-      product.rhs = a.rhs[i];
-      product.out = a.out[i];
-      cudaError_t const status = One::make_params(product, both[i]);
+      cudaError_t const status = One::make_params(product_of(a, i), both[i]);
       if (status != cudaSuccess) return status;
       params.out[i] = both[i].out;
     }
@@ -89,17 +94,7 @@ struct DownWeightGradient
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
     if (a.rows == nullptr) return kNotCompiled;
-    RaggedDotArguments product{};
-    product.groups = a.groups;
-    product.type = product.out_type = a.type;
-    product.contracting = true;
-    product.k = a.k;
-    product.n = a.n;
-    product.lhs = a.x;
-    product.rows = {a.rows, a.divisor, a.tokens};
-    product.rhs = a.rhs[0];
-    product.out = a.out[0];
-    cudaError_t const status = Base::make_params(product, params);
+    cudaError_t const status = Base::make_params(product_of(a, 0), params);
     if (status != cudaSuccess) return status;
     return sm90::encode_plain(&params.out, sm90::view<typename Config::Output>(a.out[0]),
                               a.groups.local_groups, a.n, a.k, sm90::kRowsPerConsumer);

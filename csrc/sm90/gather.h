@@ -189,8 +189,8 @@ __device__ void gather_own_rows(typename Problem::Params const& params, Shared& 
   });
 }
 
-// What a warp loads of lhs in each step of a tile where rows are contracted: kRows rows from
-// `first` on, in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
+// Loads kRows rows of lhs from `first` on, in each step of a tile where rows are contracted, by a
+// warp: in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
 template <class Problem, int kRows, class Shared, class Stage, class Begin>
 __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Params const& params,
                                                          WorkTile const& work, Shared& shared,

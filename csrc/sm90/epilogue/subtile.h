@@ -39,7 +39,7 @@ struct AccumulatorCoordinates {
   __device__ __forceinline__ uint8_t* matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, warp * 16 + lane % 16, 2 * number + lane / 16);
   }
-  // The same for a subtile that gets the transpose of these columns.
+  // Where these columns go in a subtile that is stored as its transpose.
   __device__ __forceinline__ uint8_t* transposed_matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, number * 16 + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
   }

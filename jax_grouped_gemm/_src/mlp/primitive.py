@@ -246,12 +246,12 @@ for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, DOWN_WEIGHTS
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The parameters that the primitives have in common."""
+    """The parameters that the primitives have in common. A reference lacks those of kernels."""
 
     activation: Activation
     precision: Any
-    implementation: Implementation
-    tile_choices: TileChoices
+    implementation: Implementation = None
+    tile_choices: TileChoices = TileChoices()
     zeroes_unowned: bool = True
     max_sms: int | None = None
 

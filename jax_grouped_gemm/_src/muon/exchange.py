@@ -107,7 +107,7 @@ def on_split_matrices(
         whole matrices.
 
     Returns:
-      The results, split like the leaves. Those of blocks have the RMS of whole matrices' results.
+      The results, split like the leaves. Results of blocks have the RMS of whole matrices' results.
     """
     whole = functools.partial(_on_whole_matrices, iterate, splits)
     blocks = functools.partial(_on_blocks, iterate, splits)

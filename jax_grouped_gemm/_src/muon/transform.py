@@ -56,8 +56,8 @@ def scale_by_muon(
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
     All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`. Its copy of `ns_coeffs` is not read. Means are added up in float32 at
-    least. They keep their dtype, whatever the dtype of the gradients.
+    `optax.contrib.MuonState`, whose copy of `ns_coeffs` is not read. Means are added up in float32
+    at least. They keep their dtype, whatever the dtype of the gradients.
 
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.

@@ -26,9 +26,8 @@ from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.rows.permutation import permute_rows
 from jax_grouped_gemm._src.rows.primitive import sort_by_expert
-from jax_grouped_gemm._src.tile_choices import OPTIONS, TileChoices
+from jax_grouped_gemm._src.tile_choices import OPTIONS
 
-_NO_CHOICES = TileChoices()
 LETTERS = dict(
     x="TD", chosen="Tk", scores="Tk", wi="gDU", wi_0="gDF", wi_1="gDF", b0="gF", b1="gF",
     wo="gFY", bo="gY", offset="o",
@@ -65,18 +64,8 @@ def sorted_mlp(
     return combine(checkpoint_name(y, "mlpwo"), rows)
 
 
-def _reference(
-    *leaves: jax.Array,
-    tree: Any,
-    num_experts: int,
-    activation: Any,
-    precision: Any,
-    implementation: Any = None,
-    tile_choices: TileChoices = _NO_CHOICES,
-    **options: Any,
-) -> jax.Array:
-    of_primitives = Options(activation, precision, implementation, tile_choices, **options)
-    return sorted_mlp("dropless_mlp", tree.unflatten(leaves), num_experts, of_primitives)
+def _reference(*leaves: jax.Array, tree: Any, num_experts: int, **options: Any) -> jax.Array:
+    return sorted_mlp("dropless_mlp", tree.unflatten(leaves), num_experts, Options(**options))
 
 
 def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:

@@ -10,9 +10,6 @@ from jax_grouped_gemm._src.mlp import layer
 from jax_grouped_gemm._src.mlp.operands import MlpOperands
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.quantized.weights import with_arrays
-from jax_grouped_gemm._src.tile_choices import TileChoices
-
-_NO_CHOICES = TileChoices()
 
 
 def dequantized(function: str, options: Options, operands: MlpOperands, reason: str) -> jax.Array:
@@ -25,15 +22,6 @@ def dequantized(function: str, options: Options, operands: MlpOperands, reason: 
     return with_arrays(function, of_arrays, operands.experts, x=operands.rows.x, reason=reason)
 
 
-def mlp(
-    *leaves: jax.Array,
-    tree: Any,
-    activation: Any,
-    precision: Any,
-    implementation: Any = None,
-    tile_choices: TileChoices = _NO_CHOICES,
-    **options: Any,
-) -> jax.Array:
+def mlp(*leaves: jax.Array, tree: Any, **options: Any) -> jax.Array:
     """The primitive in pure JAX."""
-    of_primitives = Options(activation, precision, implementation, tile_choices, **options)
-    return dequantized("ragged_mlp", of_primitives, tree.unflatten(leaves), "")
+    return dequantized("ragged_mlp", Options(**options), tree.unflatten(leaves), "")
