@@ -23,7 +23,16 @@ import optax
 from benchmarks.harness import check
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Peer, Role, pinned_implementation
+from benchmarks.harness.peer import (
+    Call,
+    InPlaceCall,
+    JaxPeer,
+    NotOffered,
+    Peer,
+    Role,
+    once,
+    pinned_implementation,
+)
 from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import segments
@@ -113,7 +122,7 @@ def iterations() -> list[Peer]:
 
 
 class OptimizerStep(Peer):
-    """A whole step: of gradients, a state and parameters, to new ones and a copy in bfloat16."""
+    """A whole step, in place: parameters, a state, and a copy of the parameters in bfloat16."""
 
     def __init__(self, name: str, role: Role, make: Callable[[], Any], gradients: str = "float32"):
         self.name, self.role, self.checked = name, role, False
@@ -127,15 +136,15 @@ class OptimizerStep(Peer):
         # Not the parameters: XLA would read both in one pass.
         gradients = [x.astype(self._gradients) for x in gradients]
 
-        @jax.jit
-        def step(gradients, state, params):
-            updates, state = optimizer.update(gradients, state, params)
+        def step(state, gradients):
+            params, inner, _ = state
+            updates, inner = optimizer.update(gradients, inner, params)
             params = jax.tree.map(jnp.add, params, updates)
-            return params, state, [x.astype(jnp.bfloat16) for x in params]
+            return params, inner, [x.astype(jnp.bfloat16) for x in params]
 
-        state = optimizer.init(params)
-        call = Call(lambda: step(gradients, state, params), self._gradients)
-        call.wait(call.run())
+        start = list(map(jnp.copy, params)), optimizer.init(params), None
+        call = once(InPlaceCall(step, start, gradients))
+        call.detail = self._gradients
         return call
 
 

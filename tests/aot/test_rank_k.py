@@ -242,3 +242,5 @@ def test_memory_of_a_step_of_muon(shapes, dtype, h200):
     program = h200.compile(step, params, state, gradients, donated=(0, 1))
     most = sum(2 * g * (2 * n * m + 5 * n * n) for g, n, m in shapes)
     assert program.temporary_bytes <= most
+    # The new momentum has the memory of the old one.
+    assert not [i.name for i in program.entry if i.opcode == "copy" and "16[" in i.type]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
@@ -132,6 +133,8 @@ def scale_by_muon(
             direction(beta, mu, g, count, nesterov).astype(promoted(g, x))
             for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
+        # Otherwise XLA reads old means later than it writes new ones, and copies them before.
+        directions = [lax.optimization_barrier(x) if x.itemsize == 2 else x for x in directions]
         matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
         outs = iterate(
             matrices,
