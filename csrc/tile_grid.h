@@ -23,11 +23,11 @@ struct TileGrid {
     return dim3(static_cast<unsigned>(std::min<int64_t>(matrices * down * across, UINT32_MAX)));
   }
 
-  // The place of this thread block.
-  __device__ __forceinline__ Place place() const {
-    unsigned const row = blockIdx.x / across, matrix = row / down;
+  // The place of a thread block, this one by default.
+  __device__ __forceinline__ Place place(unsigned number = blockIdx.x) const {
+    unsigned const row = number / across, matrix = row / down;
     return {static_cast<int>(matrix), static_cast<int>(row - matrix * down),
-            static_cast<int>(blockIdx.x - row * across)};
+            static_cast<int>(number - row * across)};
   }
 };
 

@@ -8,7 +8,7 @@ struct Apply {
   using Scalars = float;  // whether the step applies
   static constexpr int blocks_of_multiprocessor(bool) { return 2; }
   template <bool kAligned>
-  static constexpr int kRowsAtOnce = kAligned ? 4 : 1;
+  static constexpr int kRowsAtOnce = kAligned ? 2 : 1;
 
   Scalars const* scalars;
   Elements change;

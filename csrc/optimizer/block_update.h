@@ -7,6 +7,7 @@
 // of a column are consecutive in a row of the transpose.
 #pragma once
 
+#include "optimizer/forms.h"
 #include "optimizer/quartet.h"
 #include "optimizer/update.h"
 #include "quantize/format.h"
@@ -15,10 +16,7 @@
 
 namespace jgg::optimizer {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-constexpr int kRowsOfWarp = kScaleBlock / kWarps;
-static_assert(kRowsOfWarp == 8 && kScaleBlock == 32 * kQuartet);
+static_assert(kScaleBlock == 32 * kQuartet);
 
 // The bits of a number's magnitude, which sort as magnitudes do. NaN and infinity do not count.
 __device__ __forceinline__ unsigned finite_magnitude(float x) {
@@ -31,62 +29,21 @@ __device__ __forceinline__ float poisoned(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) == 0x7f800000u ? __uint_as_float(0x7fffffffu) : x;
 }
 
-// Byte j of result i is byte i of word j.
-__device__ __forceinline__ void transpose_bytes(uint32_t (&words)[4]) {
-  uint32_t const a = __byte_perm(words[0], words[1], 0x5140);
-  uint32_t const b = __byte_perm(words[2], words[3], 0x5140);
-  uint32_t const c = __byte_perm(words[0], words[1], 0x7362);
-  uint32_t const d = __byte_perm(words[2], words[3], 0x7362);
-  words[0] = __byte_perm(a, b, 0x5410);
-  words[1] = __byte_perm(a, b, 0x7632);
-  words[2] = __byte_perm(c, d, 0x5410);
-  words[3] = __byte_perm(c, d, 0x7632);
+struct Shared {
+  float4 updated[kScaleBlock][32];  // in registers they would leave too few for loads
+  Forms forms;
+};
+
+// The place of a thread block whose cluster has neighbouring blocks.
+__device__ __forceinline__ TileGrid::Place place_of(Exchange const& exchange, TileGrid const& grid,
+                                                    ClusterShape shape) {
+  unsigned const cluster = blockIdx.x / (shape.across * shape.down);
+  TileGrid::Place place =
+      TileGrid{grid.across / shape.across, grid.down / shape.down}.place(cluster);
+  place.down = place.down * shape.down + exchange.down;
+  place.across = place.across * shape.across + exchange.across;
+  return place;
 }
-
-// The FP8 transpose of a block on its way from columns of warps to whole rows of 128 bytes.
-//
-// Piece p of 8 bytes of a row lies at p ^ row / 4: the 32 threads of a warp write one piece each,
-// to every fourth row, and so reach all banks twice.
-struct Transpose {
-  uint2 piece[kScaleBlock][kWarps];
-
-  // Writes the eight rows of four columns that a thread has.
-  __device__ __forceinline__ void put(uint32_t const (&rows)[kRowsOfWarp]) {
-    int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint32_t upper[4] = {rows[0], rows[1], rows[2], rows[3]};
-    uint32_t lower[4] = {rows[4], rows[5], rows[6], rows[7]};
-    transpose_bytes(upper);
-    transpose_bytes(lower);
-#pragma unroll
-    for (int j = 0; j < kQuartet; ++j) {
-      piece[lane * kQuartet + j][warp ^ (lane % kWarps)] = {upper[j], lower[j]};
-    }
-  }
-
-  // After a barrier. `rows` and `columns` are what exists of the transpose.
-  __device__ __forceinline__ void store(uint8_t* tile, int pitch, int rows, int columns) const {
-    int const number = threadIdx.x % kWarps, column = number * static_cast<int>(sizeof(uint2));
-    bool const is_aligned = pitch % sizeof(uint2) == 0;
-#pragma unroll
-    for (int row = threadIdx.x / kWarps; row < kScaleBlock; row += kThreads / kWarps) {
-      uint2 const pieces = piece[row][number ^ (row / kQuartet % kWarps)];
-      uint8_t* const to = tile + static_cast<int64_t>(row) * pitch + column;
-      int const count = row < rows ? columns - column : 0;
-      if (is_aligned) {
-        quantize::store_bytes<true>(to, pieces, count);
-      } else {
-        quantize::store_bytes<false>(to, pieces, count);
-      }
-    }
-  }
-};
-
-// Between the passes over a block: first its new weights, then the transpose. In registers they
-// would leave too few for loads.
-union Shared {
-  float4 updated[kScaleBlock][32];
-  Transpose transpose;
-};
 
 // Updates a block by `Rule` and quantises it to FP8.
 //
@@ -95,7 +52,7 @@ union Shared {
 // ones.
 template <class Rule, bool kAligned, int kBlocksOfMultiprocessor>
 __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
-    update_kernel(Rule rule, Weights weights, TileGrid grid) {
+    update_kernel(Rule rule, Weights weights, TileGrid grid, ClusterShape shape) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   __shared__ unsigned warp_largest[kWarps];
@@ -104,7 +61,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   if (!Rule::applies(scalars)) return;
 
   int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  TileGrid::Place const place = grid.place();
+  Exchange exchange(shared.forms, shape);
+  TileGrid::Place const place = place_of(exchange, grid, shape);
   int const first_row = place.down * kScaleBlock, first_column = place.across * kScaleBlock;
   int const column = first_column + lane * kQuartet;
   int64_t const first_row_of_all = int64_t{1} * place.matrix * weights.rows + first_row;
@@ -163,26 +121,23 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
   } else {
     quantize_to(std::integral_constant<ElementType, ElementType::kE5m2>{});
   }
+  exchange.await_begin();
+  if (weights.q) exchange.put_plain(rows);
+  if (weights.q_t) exchange.put_transposed(rows);
+  exchange.complete();
   int const pitch = quantize::pitch(weights), stored = quantize::stored_columns(weights);
   int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = grid.down;
+  int64_t const matrix = int64_t{1} * place.matrix * weights.rows * pitch;
   if (weights.q) {
-#pragma unroll
-    for (int i = 0; i < kRowsOfWarp; ++i) {
-      quantize::store_bytes<kAligned>(weights.q + (row_of_all + i) * pitch + column, rows[i],
-                                      row + i < weights.rows ? stored - column : 0);
-    }
+    exchange.store_plain(weights.q + matrix, pitch, first_row, weights.rows, first_column, stored);
     if (threadIdx.x == 0) {
       weights.scale[(place.matrix * blocks_down + place.down) * blocks_across + place.across] =
           s.scale;
     }
   }
   if (weights.q_t) {
-    __syncthreads();
-    shared.transpose.put(rows);
-    __syncthreads();
-    int64_t const row_t = int64_t{1} * place.matrix * pitch + first_column;
-    shared.transpose.store(weights.q_t + row_t * weights.rows + first_row, weights.rows,
-                           stored - first_column, weights.rows - first_row);
+    exchange.store_transposed(weights.q_t + matrix, weights.rows, first_column, stored, first_row,
+                              weights.rows);
     if (threadIdx.x == 0) {
       weights.scale_t[(place.matrix * blocks_across + place.across) * blocks_down + place.down] =
           s.scale;
@@ -194,6 +149,7 @@ template <class Rule>
 cudaError_t launch(Rule const& rule, Weights const& weights, cudaStream_t stream) {
   TileGrid const grid{unsigned(quantize::blocks_of(weights.columns)),
                       unsigned(quantize::blocks_of(weights.rows))};
+  ClusterShape const shape{grid.across % 2 == 0 ? 2 : 1, grid.down % 2 == 0 ? 2 : 1};
   return with_constants(
       [&](auto aligned) {
         constexpr int kBlocks = Rule::blocks_of_multiprocessor(aligned.value);
@@ -201,9 +157,17 @@ cudaError_t launch(Rule const& rule, Weights const& weights, cudaStream_t stream
         cudaError_t const status = cudaFuncSetAttribute(
             kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
         if (status != cudaSuccess) return status;
-        kernel<<<grid.blocks(weights.matrices), kThreads, sizeof(Shared), stream>>>(rule, weights,
-                                                                                    grid);
-        return cudaGetLastError();
+        cudaLaunchAttribute attribute;
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {unsigned(shape.across * shape.down), 1, 1};
+        cudaLaunchConfig_t launch{};
+        launch.gridDim = grid.blocks(weights.matrices);
+        launch.blockDim = dim3(kThreads);
+        launch.dynamicSmemBytes = sizeof(Shared);
+        launch.stream = stream;
+        launch.attrs = &attribute;
+        launch.numAttrs = 1;
+        return cudaLaunchKernelEx(&launch, kernel, rule, weights, grid, shape);
       },
       Flag{weights.columns % kQuartet == 0});
 }

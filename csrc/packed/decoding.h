@@ -45,6 +45,10 @@ struct DecodingStorage : StageStorage<Config> {
 
 template <class Config>
 class DecodingMainloop {
+  static_assert(Config::kRecords == 2);
+  struct RecordPair {
+    typename Config::Of strip[2];
+  };
   using Shared = DecodingStorage<Config>;
   using Element = typename Config::Element;
   static constexpr int kColumns = sm90::kColumnsPerConsumer;
@@ -127,21 +131,30 @@ class DecodingMainloop {
       shared.full[stage.stage].wait(stage.phase);
       // Rows were written by threads, and WGMMA reads by another way.
       sm90::fence_async_proxy();
-#pragma unroll
-      for (int record = 0; record < Config::kRecords; ++record) {
-        if (record >= records) break;
-        auto const record_of = [&](int strip) {
+      auto const read = [&](int record) {
+        auto const of_strip = [&](int strip) {
           uint8_t const* const groups = shared.groups[stage.stage][consumer * 2 + strip];
           return typename Config::Of(shared.values[stage.stage][consumer * 2 + strip], groups,
                                      groups + Config::kScaleBytes, record, thread, params.of);
         };
-        typename Config::Of const of[2] = {record_of(0), record_of(1)};
+        return RecordPair{of_strip(0), of_strip(1)};
+      };
+      // Products would wait for a record that is read right before its first step. Two blocks of a
+      // multiprocessor leave no registers for that. The last stage may have one record only, and
+      // then the other one is read for nothing.
+      constexpr bool kReadsAhead = Config::kBlocks == 1;
+      RecordPair const first = read(0);
+      RecordPair const second = kReadsAhead ? read(1) : first;
+#pragma unroll
+      for (int record = 0; record < Config::kRecords; ++record) {
+        if (record >= records) break;
+        RecordPair const of = record == 0 ? first : kReadsAhead ? second : read(record);
         auto const here =
             sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
         auto const step = [&](auto k) {
           constexpr int kStep = decltype(k)::value;
-          issue<kStep, kRows>(of[0], here, a[kStep % 2][0], products[0]);
-          issue<kStep, kRows>(of[1], here, a[kStep % 2][1], products[1]);
+          issue<kStep, kRows>(of.strip[0], here, a[kStep % 2][0], products[0]);
+          issue<kStep, kRows>(of.strip[1], here, a[kStep % 2][1], products[1]);
           warpgroup_commit_batch();
           warpgroup_wait<1>();
         };

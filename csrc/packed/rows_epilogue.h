@@ -45,15 +45,7 @@ class RowsEpilogue : Epilogue<Config> {
 #pragma unroll 1
     for (int first = 0; first < rows; first += kTurnedRows) {
       few_rows::Sums<kBlocks> sums;
-#pragma unroll
-      for (int block = 0; block < kAllBlocks; block += kBlocks) {
-        if (block > 0 && block * few_rows::kMmaRows != first) continue;
-#pragma unroll
-        for (int i = 0; i < 2 * kBlocks * 4; ++i) {
-          int const strip = i / (kBlocks * 4), at = i % (kBlocks * 4);
-          sums[strip][at / 4][at % 4] = sum(strip, block * 4 + at);
-        }
-      }
+      pick<0, kAllBlocks>(first / few_rows::kMmaRows, sum, sums);
       float const weight = weight_;
       // Asked for early: they come from far.
       if (first + kTurnedRows < rows)
@@ -63,6 +55,33 @@ class RowsEpilogue : Epilogue<Config> {
   }
 
  private:
+  // kActivates is a constant where both matrices have a strip: without branches between them, all
+  // activations of 16 rows overlap.
+  __device__ bool activates() const { return Config::kHasUp || this->params().has_activation; }
+
+  // Copies the sums of the rows from `block` on, one of kCount from kFirst. Branches find them: to
+  // select each sum among those of all rows takes eight times as many instructions. `volatile`
+  // keeps the compiler from turning branches into selections.
+  template <int kFirst, int kCount, class Sum>
+  __device__ static void pick(int block, Sum const& sum, few_rows::Sums<kBlocks>& sums) {
+    if constexpr (kCount == kBlocks) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+        int const strip = i / (kBlocks * 4), at = i % (kBlocks * 4);
+        asm volatile("mov.b32 %0, %1;"
+                     : "=f"(sums[strip][at / 4][at % 4])
+                     : "f"(sum(strip, kFirst * 4 + at)));
+      }
+    } else {
+      constexpr int kHalf = kCount / kBlocks / 2 * kBlocks;
+      if (block < kFirst + kHalf) {
+        pick<kFirst, kHalf>(block, sum, sums);
+      } else {
+        pick<kFirst + kHalf, kCount - kHalf>(block, sum, sums);
+      }
+    }
+  }
+
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
 
   __device__ float weight_of(int row) const {
@@ -93,22 +112,22 @@ class RowsEpilogue : Epilogue<Config> {
           x[strip][odd] = sums[strip][block][2 * high + odd];
           if constexpr (Base::kHasScales) x[strip][odd] *= scale_[strip][high];
           float const bias = bias_[strip][high];
-          x[strip][odd] += params.has_activation ? bias : weights[odd] * bias;
+          x[strip][odd] += activates() ? bias : weights[odd] * bias;
         }
         int const at = 2 * block + high;
 #pragma unroll
         for (int strip = 0; strip < 2; ++strip) {
           kept[strip][at] = out[strip][at] = in_halves(x[strip][0], x[strip][1]);
         }
-        if (params.has_activation) activate(weights, kept, out, at);
+        if (activates()) activate(weights, kept, out, at);
       }
     }
-    if (params.has_activation && params.kept_gate) {
+    if (activates() && params.kept_gate) {
       write(params.kept_gate, 0, first, rows, kept[0]);
       if constexpr (!Config::kHasUp) write(params.kept_gate, 1, first, rows, kept[1]);
     }
     if constexpr (Config::kHasUp) {
-      if (params.has_activation && params.kept_up) write(params.kept_up, 0, first, rows, kept[1]);
+      if (activates() && params.kept_up) write(params.kept_up, 0, first, rows, kept[1]);
     }
     write(params.out, 0, first, rows, out[0]);
     if constexpr (!Config::kHasUp) write(params.out, 1, first, rows, out[1]);
