@@ -140,9 +140,10 @@ class DecodingMainloop {
         return RecordPair{of_strip(0), of_strip(1)};
       };
       // Products would wait for a record that is read right before its first step. Two blocks of a
-      // multiprocessor leave no registers for that. The last stage may have one record only, and
-      // then the other one is read for nothing.
-      constexpr bool kReadsAhead = Config::kBlocks == 1;
+      // multiprocessor leave no registers to read it earlier, nor do records of 8 bits, which are
+      // twice as long. The last stage may have one record only, and then the other one is read for
+      // nothing.
+      constexpr bool kReadsAhead = Config::kBlocks == 1 && bits_of(Config::kFormat) < 8;
       RecordPair const first = read(0);
       RecordPair const second = kReadsAhead ? read(1) : first;
 #pragma unroll
