@@ -56,11 +56,14 @@ class Call:
         tolerance: float = 0.0,
         part_of: Callable[[str], str] | None = None,
     ):
-        self.run = run
+        self._run = run
         self.detail = detail
         self.reference = reference
         self.tolerance = tolerance
         self.part_of = part_of
+
+    def run(self) -> Any:
+        return self._run()
 
     def wait(self, result: Any) -> None:
         """Returns when the device has finished."""
@@ -119,13 +122,12 @@ class InPlaceCall(Call):
     """Each call of a function takes, and overwrites, the state that the call before returned."""
 
     def __init__(self, function: Callable[..., Any], state: Any, *operands: Any):
-        super().__init__(self._step)
-        self._compiled = jax.jit(function, donate_argnums=0)
+        super().__init__(jax.jit(function, donate_argnums=0))
         self._operands = operands
-        self.state = self._compiled(state, *operands)
+        self.state = self._run(state, *operands)
 
-    def _step(self) -> Any:
-        self.state = self._compiled(self.state, *self._operands)
+    def run(self) -> Any:
+        self.state = self._run(self.state, *self._operands)
         return self.state
 
     def wait(self, result: Any) -> None:

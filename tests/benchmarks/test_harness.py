@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import json
 import struct
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import pytest
 
 from benchmarks.harness import cases, check, measure, recorders, report, timing
 from benchmarks.harness.inputs import Inputs, abstract_operands
-from benchmarks.harness.peer import Call, NotOffered, Peer, Role
+from benchmarks.harness.peer import Call, InPlaceCall, NotOffered, Peer, Role
 from benchmarks.harness.recorders import Activity, ClockRecorder, Sample, summarize
 
 
@@ -223,6 +225,20 @@ def test_every_round_runs_every_call_once_and_the_first_is_dropped():
     for name in "abc":
         ran = [i + 1 for i, other in enumerate(log) if other == name]
         assert [sample.us for sample in samples[name]] == ran[1:]
+
+
+def test_steps_in_place_follow_each_other_and_free_their_state_at_once(rng):
+    # Gigabytes of the case before would otherwise wait for the garbage collector.
+    start, more = rng.standard_normal((2, 5), np.float32)
+    gc.disable()
+    try:
+        call = InPlaceCall(lambda state, x: state + x, jnp.array(start), more)
+        np.testing.assert_allclose(call.run(), start + 2 * more, rtol=1e-5, atol=1e-6)
+        state = weakref.ref(call.state)
+        del call
+        assert state() is None
+    finally:
+        gc.enable()
 
 
 @dataclasses.dataclass
