@@ -316,7 +316,7 @@ def muon() -> plt.Figure:
 
 def packed() -> plt.Figure:
     """How many times as fast layers are with packed weights as with weights in bfloat16."""
-    results = read("h100_weight_only")
+    results = read("h200_weight_only")
     layers: dict[str, list[Mapping]] = {}
     for case in results["cases"]:
         layers.setdefault(case["shape"]["name"].rpartition("_")[0], []).append(case)
