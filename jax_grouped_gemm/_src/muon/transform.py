@@ -133,8 +133,12 @@ def scale_by_muon(
             direction(beta, mu, g, count, nesterov).astype(promoted(g, x))
             for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
-        # Otherwise XLA reads old means later than it writes new ones, and copies them before.
-        directions = [lax.optimization_barrier(x) if x.itemsize == 2 else x for x in directions]
+        # Otherwise XLA reads old means later than it writes new ones, and copies them before; unless
+        # means are narrower than directions, which are then read twice for nothing.
+        directions = [
+            lax.optimization_barrier(x) if x.dtype == mu.dtype else x
+            for x, mu in zip(directions, old, strict=True)
+        ]
         matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
         outs = iterate(
             matrices,
