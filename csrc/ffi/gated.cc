@@ -5,8 +5,8 @@ namespace jgg {
 namespace {
 
 // A product of rows with matrices, and what is done to its sums. The matrices are those of the
-// gate, or of gate and up next to each other. Operands are as the attribute `optional` names them;
-// results are the product, and gate and up if they are kept.
+// gate, or of gate and up next to each other. The attribute `optional` has the names of `operands`
+// in order. The results are the product and, if they are kept for a backward pass, gate and up.
 template <KernelKind kKind>
 ffi::Error gated(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices, Sizes group_sizes,
                  Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,

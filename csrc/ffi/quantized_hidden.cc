@@ -24,7 +24,7 @@ void check_bf16(Call& call, std::initializer_list<ffi::AnyBuffer> buffers) {
   }
 }
 
-// The rows of a result of `columns` columns.
+// Checks projections and weights, and returns them. Gate and up have `columns` columns each.
 mlp::Projections of_rows(Call& call, ffi::AnyBuffer const& projections, Floats const& weights,
                          int rows, int columns) {
   mlp::Projections result{projections.untyped_data(), weights.typed_data(), call.activation(), rows,
@@ -35,7 +35,7 @@ mlp::Projections of_rows(Call& call, ffi::AnyBuffer const& projections, Floats c
   return result;
 }
 
-// `count` is the count of rows, if it is not all.
+// If `count` has an operand, it is the number of rows to quantise. Otherwise all rows are.
 ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
                            ffi::RemainingArgs count, Result values, ffi::Result<Floats> scales,
                            ffi::Dictionary attributes) {
@@ -87,7 +87,8 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
-// The gradients of gate and up and hidden are transposed blocks with scales of their own.
+// The gradients of gate and up, and hidden itself, are also returned as transposed blocks with
+// scales of their own.
 ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights, Sizes group_sizes,
                                      Result values, ffi::Result<Floats> scales, Result dgate,
@@ -120,7 +121,7 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   check_bf16(call, {dh});
   if (dgate->element_type() != values->element_type() ||
       dup->element_type() != values->element_type()) {
-    call.fail("both forms of gradients have one FP8 type");
+    call.fail("both forms of gradients must have the same FP8 type");
   }
   if (call.failed()) return call.error();
   a.dh = dh.untyped_data();
@@ -133,8 +134,8 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
-// As quantize_ragged_gradients(), with the values and the transposed gradients of gate and up one
-// after the other in one array, which needs memory for one result instead of three.
+// As quantize_ragged_gradients(), but one array holds the values and the transposed gradients of gate
+// and up, one after the other. XLA then needs one free block of memory instead of three.
 ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights, Sizes group_sizes,
                                      Result joined, ffi::Result<Floats> scales,

@@ -24,7 +24,8 @@ inline void expect_room(Call& call, int64_t workspace_bytes, int64_t needed, cha
             " take " + std::to_string(needed));
 }
 
-// Whether kernels that cut the last wave along K have room for the sums of one cluster at least.
+// Fails the call unless the workspace holds the partial sums of at least one cluster. Kernels that
+// cut the last wave along K need them.
 inline void expect_room_for_sums(Call& call, int64_t workspace_bytes, TileConfig tile) {
   int64_t const least = tile.cluster * PartialSumsWorkspace::block_bytes(tile.tile_m, tile.tile_n);
   expect_room(call, workspace_bytes, least, "partial sums of one cluster");
@@ -33,7 +34,8 @@ inline void expect_room_for_parts(Call& call, int64_t workspace_bytes, int64_t n
   expect_room(call, workspace_bytes, needed, "the parts of the operands");
 }
 
-// The accuracy that the attribute `terms` asks for, the number of products of two 16-bit parts.
+// Returns the accuracy for `terms`, the number of products of 16-bit parts that replace one product
+// of float32.
 inline Accuracy accuracy_of(Call& call, int terms) {
   if (terms != 1 && terms != 3) {
     call.fail("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));

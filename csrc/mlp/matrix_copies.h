@@ -6,8 +6,9 @@
 
 namespace jgg::mlp {
 
-// 16 rows by 16 columns of 16-bit numbers, laid out as WGMMA has its results. Lane l gives the
-// address of 8 columns of a row, less the offset: row l % 16, the second eight from lane 16 on.
+// 16 rows by 16 columns of 16-bit numbers, laid out as WGMMA has its results. Lane l passes the
+// address, without kOffset, of 8 columns of row l % 16: lanes 0 to 15 have columns 0 to 7, and lanes
+// 16 to 31 columns 8 to 15.
 template <int kOffset>
 __device__ void read_matrices(uint32_t from, uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
@@ -22,8 +23,8 @@ __device__ void write_matrices(uint32_t to, uint32_t const* from) {
                : "memory");
 }
 
-// A copy to shared memory that nobody waits for here; zero if `condition` is false, when nothing is
-// read.
+// Starts an asynchronous copy of one number to shared memory, and does not wait for it. If
+// `condition` is false, it reads nothing and writes zero.
 __device__ inline void copy_or_zero(float* to, float const* from, bool condition) {
   asm volatile(
       "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(to)),

@@ -5,11 +5,11 @@
 
 namespace jgg::quantize {
 
-// Two CTAs keep the memory busy while one of them computes, if a tile leaves the registers for it.
+// If there are registers for two CTAs on a multiprocessor, one loads while the other computes.
 template <class Source, bool kAligned>
 constexpr int kCtasPerProcessor = sizeof(Source) == 2 && kAligned ? 2 : 1;
 
-// Tiles side by side, one after the other; the next is on its way while one is quantised.
+// Visits neighbouring tiles in order. While one tile is quantised, the next is loaded.
 template <class Source, bool kAligned>
 class TileLoader {
  public:

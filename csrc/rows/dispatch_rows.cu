@@ -5,7 +5,7 @@
 namespace jgg::rows {
 namespace {
 
-constexpr int kAtOnce = 8;  // choices of which a thread has the rows
+constexpr int kAtOnce = 8;  // row numbers of a token that a thread holds at a time
 
 // Writes zeros to the rows that no token is copied to: a warp looks at 32 rows.
 template <class T, bool kAligned>

@@ -1,4 +1,4 @@
-// Noncontracting products whose tiles may be pieces: part of the steps of a unit.
+// Noncontracting products with stream-K: a work tile may be a piece, some of a unit's steps of K.
 #pragma once
 
 #include <algorithm>

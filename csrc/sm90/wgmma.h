@@ -11,8 +11,8 @@
 
 namespace jgg::sm90 {
 
-// Descriptors in uniform registers, as they are the same for a whole warpgroup: between the wait
-// for a stage and its first WGMMA only an addition remains.
+// Moves descriptors to uniform registers, because all threads of a warpgroup have the same ones. Then
+// only an addition remains between the wait for a stage and its first WGMMA.
 template <class Descriptors>
 __device__ auto in_uniform_registers(Descriptors const& descriptors) {
   auto first = descriptors.data();
@@ -20,21 +20,21 @@ __device__ auto in_uniform_registers(Descriptors const& descriptors) {
   return cute::make_tensor(first, descriptors.layout());
 }
 
-// Descriptors of what lies so many bytes further on, in another stage.
+// Returns the descriptors advanced by `bytes`, to another stage.
 template <class Descriptors>
 __device__ auto advance(Descriptors const& descriptors, int bytes) {
   constexpr int kUnit = 16;  // of addresses in descriptors
   return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
 }
 
-// Columns of 64 rows that a warpgroup's accumulators hold.
+// The number of columns of a warpgroup's accumulators, which have 64 rows.
 template <class Accumulators>
 constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>()))::value *
                            kWarpgroup / kRowsPerConsumer;
 
-// accumulators (+)= the product of one K tile: of all of K that the descriptors cover. The
-// first one overwrites the accumulators if `from_zero`. Inlined before anything else is optimised,
-// or accumulators would be copied.
+// Adds the product of one K tile, which is all of K that the descriptors cover, to the accumulators.
+// If `from_zero`, the first WGMMA overwrites them. Inlined before anything else is optimised, or
+// accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
                                            Accumulators& accumulators) {

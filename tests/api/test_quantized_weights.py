@@ -393,7 +393,11 @@ def test_a_recipe_with_weights_that_are_in_fp8(rng, with_up):
     refused = [
         (dict(recipe=jgg.Recipe(forward="bf16")), q, "forward='fp8'"),
         ({}, q, "give MLPs a recipe"),
-        (dict(recipe=jgg.Recipe()), [*q[:2], arrays[2]], "recipe where wi_0.* is quantised"),
+        (
+            dict(recipe=jgg.Recipe()),
+            [*q[:2], arrays[2]],
+            "recipe cannot be used if wi_0.* is quantised",
+        ),
         (
             dict(recipe=jgg.Recipe()),
             [None if w is None else jgg.quantize(w, "int8") for w in arrays],

@@ -32,10 +32,11 @@ def launch(
       c: last operands of the kernel, one for each result, or none.
       results: shapes and dtypes.
       tile: kernel configuration.
-      terms: products of float16 parts for one of float32; 0 for kernels without parts, which take
-        neither this attribute nor a workspace.
+      terms: how many products of float16 parts replace one product of float32. 0 for kernels that
+        do not split operands; these take neither this attribute nor a workspace.
       workspace_bytes: size of the parts of float32 operands.
-      in_place: whether each c becomes its result, None for all. XLA copies a c needed later.
+      in_place: for each c, whether the result overwrites it; None means all. If the program needs
+        that c later, XLA copies it first.
       **attributes: other attributes.
 
     Returns:

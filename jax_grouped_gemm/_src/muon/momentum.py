@@ -35,7 +35,10 @@ def mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
 def direction(
     decay: Any, mu: jax.Array, gradient: jax.Array, count: jax.Array, nesterov: bool
 ) -> jax.Array:
-    """Returns the mean `mu` of `count` gradients, or with `nesterov` that of one gradient more."""
+    """Returns the mean `mu` of `count` gradients without its bias.
+
+    With `nesterov`, it is the mean after one more step with the same `gradient`.
+    """
     if not nesterov:
         return _unbiased(decay, mu, count)
     gradient = _unbiased(decay, gradient.astype(mu.dtype), count)

@@ -87,8 +87,8 @@ def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 RECIPE = (
-    "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits; or all of them "
-    "as quantize(w, 'fp8_128x128', layout='rows'), and no quantized="
+    "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits, or quantise all "
+    "weights with quantize(w, 'fp8_128x128', layout='rows') and leave out quantized="
 )
 
 
@@ -116,7 +116,9 @@ def check_weights(
         # Compare with `is`, because an argument may be an array, which has no truth value.
         if value is not None and value is not False:
             names = " and ".join(packed)
-            raise ValueError(f"{function}: {argument} where {names} is quantised: {instead}")
+            raise ValueError(
+                f"{function}: {argument} cannot be used if {names} is quantised: {instead}"
+            )
     for name, q in packed.items():
         if q.format.layout != "packed":
             raise ValueError(

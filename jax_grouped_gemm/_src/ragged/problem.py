@@ -1,8 +1,8 @@
 """The problem of a plan: a ragged product, and how its kernels assign tiles.
 
 The number of tiles depends on the group sizes, so kernels do this arithmetic on the device. Plans
-assume groups of equal size, and workspaces large enough for any sizes. Three schedules do more than
-assign whole tiles:
+assume groups of equal size, but reserve workspaces large enough for any sizes. Three schedules do
+more than assign whole tiles:
 
 Stream-K (Osama et al., 2023) cuts the last wave of tiles along K (`csrc/scheduler/assignment.h`).
 A persistent kernel computes its tiles in waves, one tile on each multiprocessor, and in the last
@@ -19,8 +19,8 @@ equal bits.
 Ping-pong: the two consumer warpgroups of a thread block usually have half of every tile each, and
 both wait while a float32 tile is stored, because registers cannot keep it. If they take turns,
 each has whole, smaller tiles, and stores its tile while the other one multiplies
-(`csrc/sm90/consumer_pingpong.h`). Smaller tiles read more from L2, so this pays where tiles change
-often, but not where there is less to multiply than to store.
+(`csrc/sm90/consumer_pingpong.h`). Smaller tiles read more from L2. Ping-pong therefore pays only if
+tiles have few steps along K, and not if a tile takes longer to store than to multiply.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RaggedProblem:
         return math.prod(self.batch) * self.m * local * self.k * self.n
 
     def counts(self) -> dict[str, Any]:
-        """The sizes that kernels count besides the dimensions, by name."""
+        """Returns other sizes that must stay below the kernels' limit, by name."""
         found = {"the number of groups": self.num_groups}
         if self.batch:
             (b,) = self.batch
@@ -192,14 +192,14 @@ NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """Bytes that a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
-# Stream-K: (clusters, units), so that many clusters share the work of that many units. The first
-# pair that fits is taken.
+# Stream-K: each pair (c, u) lets c clusters share the work of u units. The first pair that fits is
+# taken.
 RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
 """Steps that cutting the last wave must save at least."""
 
-# Skew: limits of shapes. Beyond them no sizes are worth cutting, or looking takes the kernel too
-# long.
+# The kernel never looks for skew in shapes beyond these limits: either no group sizes would be worth
+# cutting tiles for, or looking would take too long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10
@@ -248,7 +248,7 @@ def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> f
 
 
 def stream_k_waves(units: int, steps: int, clusters: int) -> float:
-    """Time of `units` units of `steps` steps on `clusters` clusters, in whole units.
+    """Time of `units` units of `steps` steps on `clusters` clusters, in times of one whole unit.
 
     It excludes the cost of handing sums over.
     """
@@ -304,7 +304,7 @@ def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> 
     """Bytes for all sums that `num_blocks` thread blocks can hand over.
 
     Every cluster gets equally many tiles of a group. Each tile that is left over is cut into at
-    most as many pieces as it has clusters, and once more for spare clusters.
+    most `clusters // left_over` pieces, and into one more for the clusters that remain.
     """
     tile = cut_tile(kernel)
     clusters = num_blocks // tile.cluster
