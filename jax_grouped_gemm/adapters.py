@@ -106,8 +106,8 @@ def tokamax_ragged_dot(
 
         tokamax.ragged_dot(x, w, sizes, implementation=[jgg.adapters.tokamax_ragged_dot, "xla"])
 
-    Where no kernel can run, it computes the product in pure JAX. To have tokamax's own kernels there,
-    use it only if `jgg.is_available()`.
+    Where no kernel can run, it computes the product in pure JAX. To have tokamax's own kernels
+    there, use it only if `jgg.is_available()`.
 
     Args:
       lhs, rhs, precision, preferred_element_type, group_offset: see `ragged_dot_general`.

@@ -134,8 +134,8 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
-// As quantize_ragged_gradients(), but one array holds the values and the transposed gradients of gate
-// and up, one after the other. XLA then needs one free block of memory instead of three.
+// As quantize_ragged_gradients(), but one array holds the values and the transposed gradients of
+// gate and up, one after the other. XLA then needs one free block of memory instead of three.
 ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights, Sizes group_sizes,
                                      Result joined, ffi::Result<Floats> scales,

@@ -11,8 +11,8 @@
 
 namespace jgg::sm90 {
 
-// Moves descriptors to uniform registers, because all threads of a warpgroup have the same ones. Then
-// only an addition remains between the wait for a stage and its first WGMMA.
+// Moves descriptors to uniform registers, because all threads of a warpgroup have the same ones.
+// Then only an addition remains between the wait for a stage and its first WGMMA.
 template <class Descriptors>
 __device__ auto in_uniform_registers(Descriptors const& descriptors) {
   auto first = descriptors.data();
@@ -32,9 +32,9 @@ template <class Accumulators>
 constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>()))::value *
                            kWarpgroup / kRowsPerConsumer;
 
-// Adds the product of one K tile, which is all of K that the descriptors cover, to the accumulators.
-// If `from_zero`, the first WGMMA overwrites them. Inlined before anything else is optimised, or
-// accumulators would be copied.
+// Adds the product of one K tile, which is all of K that the descriptors cover, to the
+// accumulators. If `from_zero`, the first WGMMA overwrites them. Inlined before anything else is
+// optimised, or accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
                                            Accumulators& accumulators) {

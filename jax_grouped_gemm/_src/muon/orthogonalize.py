@@ -54,8 +54,8 @@ def orthogonalize(
 ) -> list[jax.Array]:
     """Approximates U V^T of each matrix U S V^T by Newton-Schulz iteration.
 
-    On a GPU, the bits of a result depend on its matrix alone, not on the other matrices of a call, if
-    the iteration has 16 bits, a static number of steps, and the preconditioning "frobenius".
+    On a GPU, the bits of a result depend on its matrix alone, not on the other matrices of a call,
+    if the iteration has 16 bits, a static number of steps, and the preconditioning "frobenius".
 
     Stacks that are split over devices along their leading axis are not moved. If matrices are split
     along rows or columns, devices exchange the parts: each device gets some whole matrices, and

@@ -198,8 +198,8 @@ RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
 """Steps that cutting the last wave must save at least."""
 
-# The kernel never looks for skew in shapes beyond these limits: either no group sizes would be worth
-# cutting tiles for, or looking would take too long.
+# The kernel never looks for skew in shapes beyond these limits: either no group sizes would be
+# worth cutting tiles for, or looking would take too long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10
