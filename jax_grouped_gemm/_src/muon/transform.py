@@ -133,8 +133,8 @@ def scale_by_muon(
             direction(beta, mu, g, count, nesterov).astype(promoted(g, x))
             for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
-        # Otherwise XLA reads old means later than it writes new ones, and copies them before. It does
-        # not do so if means are narrower than directions.
+        # Otherwise XLA reads old means later than it writes new ones, and copies them before. It
+        # does not do so if means are narrower than directions.
         directions = [
             lax.optimization_barrier(x) if x.dtype == mu.dtype else x
             for x, mu in zip(directions, old, strict=True)
