@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -175,7 +176,7 @@ def test_gptq_bytes(rng):
         jgg.checkpoints.gptq(qweight, scales, qzeros, rng.permutation(32) % 2)
     with pytest.raises(TypeError, match="qweight must be int32, got int16"):
         jgg.checkpoints.gptq(qweight.astype(np.int16), scales)
-    with pytest.raises(TypeError, match="groups of 32, 64 or 128 of 32 rows"):
+    with pytest.raises(TypeError, match="groups of 32, 64 or 128 of 32 rows of 4 bits"):
         jgg.checkpoints.gptq(qweight, np.zeros((4, 8), np.float16))
 
 
@@ -236,7 +237,7 @@ def test_fp8_blocks(rng):
     scales = rng.uniform(0.5, 2, (2, 2, 2)).astype(np.float32)
     want = weight.astype(np.float32) * np.repeat(np.repeat(scales, 128, 1)[:, :n], 128, 2)[..., :k]
     np.testing.assert_array_equal(values(jgg.checkpoints.fp8(weight, scales)), want.swapaxes(1, 2))
-    with pytest.raises(TypeError, match="scales of fp8_128x128 must be float32"):
+    with pytest.raises(TypeError, match=r"weight_scale_inv must have the shape \(2, 2, 2\)"):
         jgg.checkpoints.fp8(weight, scales[:, :1])
 
 
@@ -251,6 +252,35 @@ def test_gpt_oss_names_what_is_wrong(rng):
         jgg.checkpoints.gpt_oss(tensors | {name: tensors[name].astype(np.float32)}, 3)
     with pytest.raises(TypeError, match=r"down_proj_blocks must be \[E, columns, k / 32, 16\]"):
         jgg.checkpoints.gpt_oss(tensors | {name: tensors[name][:, :1]}, 3)
+
+
+@pytest.mark.parametrize(
+    "name, axis",
+    [*itertools.product(["gate_up_proj_bias", "down_proj_bias", "weight"], [0, 1]), ("bias", 0)],
+)
+def test_gpt_oss_names_what_is_short(rng, name, axis):
+    tensors = gpt_oss_tensors(rng, 2, 32, 64)
+    (name,) = (key for key in tensors if key.endswith("." + name))
+    short = np.delete(tensors[name], 0, axis)
+    with pytest.raises(TypeError, match=f"{name} must have the shape .*, got "):
+        jgg.checkpoints.gpt_oss(tensors | {name: short}, 3)
+
+
+def test_zero_points_and_scales_of_another_shape_are_named():
+    words, scales = np.zeros((2, 4, 16), np.int32), np.ones((2, 1, 16), np.float16)
+    with pytest.raises(TypeError, match=r"qzeros must have the shape \(2, 1, 2\)"):
+        jgg.checkpoints.gptq(words, scales, np.zeros((2, 1, 4), np.int32))  # as 8 bits have
+    with pytest.raises(TypeError, match=r"qzeros must have the shape \(2, 1, 16\)"):
+        jgg.checkpoints.awq(np.zeros((2, 32, 16), np.int32), np.ones((2, 1, 128)), words[:, :, :1])
+    packed = dict(weight_packed=np.zeros((2, 16, 4), np.int32), weight_scale=np.ones((2, 16, 1)))
+    packed["weight_zero_point"] = np.zeros((2, 16, 1), np.int32)
+    with pytest.raises(TypeError, match=r"weight_zero_point must have the shape \(2, 2, 1\)"):
+        jgg.checkpoints.compressed_tensors(packed)
+    blocks = dict(
+        weight_packed=np.zeros((2, 16, 32), np.uint8), weight_scale=np.ones((2, 16, 1), np.uint8)
+    )
+    with pytest.raises(TypeError, match=r"weight_scale must have the shape \(2, 16, 2\)"):
+        jgg.checkpoints.compressed_tensors(blocks, "mxfp4-pack-quantized")
 
 
 class QArray(NamedTuple):

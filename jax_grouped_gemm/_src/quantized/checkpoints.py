@@ -107,11 +107,23 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
     every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
     if found["wi"].shape[1] % 2:
         raise TypeError(f"{prefix + names['wi']} must have gate and up, got {found['wi'].shape}")
+    gate, up, wo = matrix("wi", even), matrix("wi", odd), matrix("wo", every)
+    experts, both, embed = *found["wi"].shape[:2], found["wo"].shape[1]
+    shapes = {
+        "wi": (experts, both, -(-embed // 32), 16),
+        "wo": (experts, embed, -(-both // 64), 16),
+        "wi_bias": (experts, both),
+        "wo_bias": (experts, embed),
+        "gate": (experts, embed),
+        "gate_bias": (experts,),
+    }
+    for field, shape in shapes.items():
+        _check_shape(prefix + names[field], found[field], shape)
     bias = found["wi_bias"]
     return Layer(
-        matrix("wi", even),
-        matrix("wi", odd),
-        matrix("wo", every),
+        gate,
+        up,
+        wo,
         (bias[:, even], bias[:, odd], found["wo_bias"]),
         found["gate"].T,
         found["gate_bias"],
@@ -155,6 +167,8 @@ def gptq(
                 "expert are permuted in an order of its own, which one product of all experts "
                 "cannot read: quantise without act-order, or dequantise the checkpoint"
             )
+    if zeros is not None:
+        _check_shape("qzeros", zeros, (*scales.shape[:-1], -(-n // 8)))
     read = _of_gptq if version == 1 else _of_gptq_v2
     return of_stored(read, (qweight, scales, zeros), (k, n), _int4(size, zeros), tuple(leading))
 
@@ -176,6 +190,7 @@ def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedAr
     *leading, k, words = qweight.shape
     matrix = k, 8 * words
     size = _group_size("awq", scales, (*leading, *matrix))
+    _check_shape("qzeros", qzeros, (*scales.shape[:-1], words))
     stored = qweight, scales, qzeros
     return of_stored(_of_awq, stored, matrix, _int4(size, qzeros), tuple(leading))
 
@@ -229,6 +244,7 @@ def compressed_tensors(
         _check_dtype("weight_scale", scales, np.uint8)
         *leading, n, half = packed.shape
         matrix = 2 * half, n
+        _check_shape("weight_scale", scales, (*leading, n, -(-half // 16)))
         return of_stored(_of_bytes, (packed, scales), matrix, named("mxfp4"), tuple(leading))
     words = _words("weight_packed", tensor("weight_packed"))
     *leading, n, eighth = words.shape
@@ -244,6 +260,7 @@ def compressed_tensors(
     zeros = None
     if "weight_zero_point" in tensors:
         zeros = _words("weight_zero_point", tensor("weight_zero_point"))
+        _check_shape("weight_zero_point", zeros, (*leading, -(-n // 8), scales.shape[-1]))
     stored = words, scales, zeros
     return of_stored(_of_compressed, stored, (k, n), _int4(size, zeros), tuple(leading))
 
@@ -261,6 +278,7 @@ def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
     weight, scales = as_array("weight", weight), as_array("weight_scale_inv", weight_scale_inv)
     _check_dtype("weight", weight, jnp.float8_e4m3fn)
     *leading, n, k = weight.shape
+    _check_shape("weight_scale_inv", scales, (*leading, -(-n // 128), -(-k // 128)))
     return of_stored(
         _of_blocks, (weight, scales), (k, n), named("fp8_128x128", layout="packed"), tuple(leading)
     )
@@ -318,6 +336,11 @@ def _check_dtype(name: str, x: jax.Array, dtype: Any) -> None:
         raise TypeError(f"{name} must be {np.dtype(dtype)}, got {x.dtype} of shape {x.shape}")
 
 
+def _check_shape(name: str, x: jax.Array, shape: tuple[int, ...]) -> None:
+    if x.shape != shape:
+        raise TypeError(f"{name} must have the shape {shape}, got {x.shape}")
+
+
 def _words(name: str, x: ArrayLike) -> jax.Array:
     x = as_array(name, x)
     _check_dtype(name, x, np.int32)
@@ -353,6 +376,6 @@ def _group_size(function: str, scales: jax.Array, shape: tuple[int, ...]) -> int
         if scales.shape == (*leading, -(-k // size), n):
             return size
     raise TypeError(
-        f"{function}: scales must be [..., groups, {n}] for groups of 32, 64 or 128 of {k} rows, "
-        f"got {scales.shape}"
+        f"{function}: scales must be [..., groups, {n}] for groups of 32, 64 or 128 of {k} rows of "
+        f"4 bits, got {scales.shape}"
     )
