@@ -1,5 +1,5 @@
-// Translates run-time arguments to the constants of one compiled kernel, and holds the tables of
-// tiles that kernels are compiled for. No CUTLASS here.
+// Translates run-time arguments to template arguments of a compiled kernel, and defines the tables
+// of tiles that kernels are compiled for. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace jgg {
 
-// The status of a call for which no kernel is compiled: none that a launch returns.
+// The status if no kernel is compiled for the arguments. A launch never returns this status.
 constexpr cudaError_t kNotCompiled = cudaErrorSymbolNotFound;
 
 template <int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
@@ -31,7 +31,8 @@ std::vector<TileConfig> list(TileTable<Tiles...>) {
   return {Tiles::kConfig...};
 }
 
-// Picks the entry of the table that `config` names and hands it to `function`.
+// Calls `function` with the entry of the table that equals `config`. Returns kNotCompiled if there
+// is no such entry.
 template <class... Tiles, class Function>
 cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function) {
   cudaError_t status = kNotCompiled;
@@ -44,7 +45,8 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   return status;
 }
 
-// A choice among constants: hands the one that `value` is to a function.
+// A run-time value that is one of `kValues`. Calls a function with the value as a compile-time
+// constant, or returns kNotCompiled if the value is not among `kValues`.
 template <auto... kValues>
 struct OneOf {
   std::common_type_t<decltype(kValues)...> value;
@@ -64,7 +66,7 @@ struct OneOf {
 
 using Flag = OneOf<false, true>;
 
-// A choice among the tiles of a table, which are types.
+// Like `OneOf`, for a tile of a table: calls a function with an object of the tile's type.
 template <class Table>
 struct OneTileOf {
   TileConfig config;
@@ -75,8 +77,8 @@ struct OneTileOf {
   }
 };
 
-// Calls `function` with a constant for each choice, in their order. kNotCompiled
-// if a choice does not have its value.
+// Calls `function` with a constant for each choice, in the order of the choices. Returns
+// kNotCompiled if a choice does not have the value that it was given.
 template <class Function>
 cudaError_t with_constants(Function&& function) {
   return function();

@@ -7,15 +7,18 @@
 
 namespace jgg {
 
-// The largest size of a dimension of an operand, of the rows of all batches together, and of their
-// matrices. It keeps below 2^31 what kernels compute with 32 bits:
+// The most elements of a dimension of an operand, the most rows of all batches together, and the
+// most matrices of all batches together. This limit keeps these numbers below 2^31, because kernels
+// compute them with 32 bits:
 //   - rows of both parts of a float32 operand and steps of its three products,
-//   - twice the mean rows of a group, global and local groups together, gate and up together,
-//   - rows from the end of a group, which descriptors count to `sm90::kRaggedRows`,
-//   - tiles and blocks of an array, of which no device of compute capability 9.0 has room for 2^31.
+//   - twice the mean rows of a group,
+//   - the sum of global and local groups,
+//   - the columns of gate and up together,
+//   - rows of a group in coordinates of descriptors, in which it ends at `sm90::kRaggedRows`,
+//   - tiles and blocks of an array: no device of compute capability 9.0 has memory for 2^31.
 constexpr int64_t kMostSize = int64_t{1} << 29;
 
-// The most batches of kernels that move rows, where batches are a dimension of the grid.
+// The most batches of kernels that move rows. Batches are the z dimension of their grids.
 constexpr int kMostRowBatches = 65535;
 
 }  // namespace jgg

@@ -10,7 +10,7 @@ namespace jgg {
 // Multiprocessors of the largest chip of this generation.
 constexpr int kMostMultiprocessors = 144;
 
-// Sets `count` to how many multiprocessors a launch on this device fills, `max_sms` at most.
+// Sets `count` to the number of multiprocessors of the current device, but at most to `max_sms`.
 inline cudaError_t count_multiprocessors(int& count, int max_sms = kMostMultiprocessors) {
   int device;
   cudaError_t status = cudaGetDevice(&device);

@@ -6,8 +6,8 @@
 
 namespace jgg {
 
-// The tiles of matrices, a thread block each, or for some that are next to each other. All of them
-// are in the first dimension of the grid: the others end at 65535.
+// A grid with a thread block for each tile of some matrices, or for several adjacent tiles. All
+// thread blocks are in the x dimension of the grid, because the y and z dimensions end at 65535.
 struct TileGrid {
   unsigned across;
   unsigned down;
@@ -18,12 +18,12 @@ struct TileGrid {
     int across;
   };
 
-  // Where there are more than a grid has, the launch says so.
+  // Returns the size of the grid. If it is more than a grid can have, the launch returns an error.
   dim3 blocks(int64_t matrices = 1) const {
     return dim3(static_cast<unsigned>(std::min<int64_t>(matrices * down * across, UINT32_MAX)));
   }
 
-  // The place of a thread block, this one by default.
+  // Returns the place of a thread block, by default that of the calling block.
   __device__ __forceinline__ Place place(unsigned number = blockIdx.x) const {
     unsigned const row = number / across, matrix = row / down;
     return {static_cast<int>(matrix), static_cast<int>(row - matrix * down),

@@ -8,8 +8,9 @@ namespace jgg {
 
 enum class ElementType { kBf16, kF16, kF32, kF64, kC64, kC128, kE4m3, kE5m2 };
 
-// The least accuracy of a product of float32 operands. 16-bit tensor cores compute it from parts of
-// the operands; how many parts and products that takes is the kernel's business.
+// The least accuracy of a product of float32 operands. The 16-bit tensor cores compute such a
+// product from parts of the operands. The kernel decides how many parts and products the accuracy
+// takes.
 enum class Accuracy { kTf32, kF32 };
 
 // How a kernel divides its work.
@@ -17,11 +18,11 @@ enum class KernelKind {
   kCooperative,  // the consumers share every tile, each has half of its rows
   kPingpong,     // the consumers take turns, each has every other tile
   kStreamK,      // the last wave of tiles is cut along K
-  kSwapped,      // rows are on WGMMA's N side, which comes in 8: for groups of few rows
-  kFine,         // a block for each tile: for updates of too few tiles to fill the device
+  kSwapped,      // swap-AB, for groups of few rows: rows are on WGMMA's N side
+  kFine,         // a thread block for each small tile, for updates of few tiles
 };
 
-// The name of a compiled kernel: what Python's plan chooses by.
+// What identifies a compiled kernel. Python's plan chooses a kernel by these values.
 struct TileConfig {
   int tile_m;
   int tile_n;
@@ -33,10 +34,11 @@ constexpr bool operator==(TileConfig const& a, TileConfig const& b) {
   return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster == b.cluster && a.kind == b.kind;
 }
 
-// Along which dimension an operand is contiguous: the contracted one, or its other one.
+// The dimension along which an operand is contiguous: the contracted dimension (kK) or the other
+// dimension (kMN).
 enum class Major { kK, kMN };
 
-// The dimension along which an operand is contiguous, if its plain form has the major `plain`.
+// Returns the major of an operand whose untransposed form has the major `plain`.
 constexpr Major major(Major plain, bool transpose) {
   return (plain == Major::kK) != transpose ? Major::kK : Major::kMN;
 }
@@ -44,11 +46,11 @@ constexpr Major major(Major plain, bool transpose) {
 // The treatment of the triangle of a symmetric result that is not computed.
 enum class OtherTriangle : int { kKept, kZero, kMirrored };
 
-// Elements that share a scale, along each dimension that shares it.
+// The number of elements that share a scale, along each dimension in which elements share scales.
 constexpr int kScaleBlock = 128;
 
-// Scales of the kept dimension of an operand: element [batch, row, block] is at the sum of each
-// index times its stride. Coarser scales have a stride of zero.
+// Scales of the rows of an operand, which are not contracted. Scale [batch, row, block] is at the
+// sum of each index times its stride. A stride is zero if scales do not depend on its index.
 struct RowScales {
   float const* data;
   int64_t batch_stride;
@@ -56,8 +58,8 @@ struct RowScales {
   int block_stride;  // a block is kScaleBlock elements of the contracted dimension
 };
 
-// Scales of a stack of matrices in blocks of kScaleBlock columns by kScaleBlock of the contracted
-// dimension.
+// Scales of a stack of matrices. A block of kScaleBlock columns by kScaleBlock elements of the
+// contracted dimension shares a scale.
 struct BlockScales {
   float const* data;
   int64_t batch_stride;

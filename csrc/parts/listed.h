@@ -1,5 +1,5 @@
-// Products of lists of float32 operands as products of their float16 parts, with the tiles and
-// stages of 16-bit operands.
+// Computes products of lists of float32 operands as products of their float16 parts, with the tiles
+// and stages of kernels for 16-bit operands.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace jgg::parts {
 
-// `Base` is the problem of float16 operands, made with `terms` times the steps. To it, the low part
-// of each matrix is one more matrix that follows it. `Base::matrix` numbers the matrix of a tile
-// among all of a launch.
+// `Base` is the problem of float16 operands, with `terms` times as many steps. For `Base`, the low
+// part of a matrix is a separate matrix that follows its high part. `Base::matrix` returns the
+// number of a tile's matrix among all matrices of the launch.
 //
 // The products with a low part come first. Their steps alternate, so that the second product finds
-// in L2 what the first has read. The products of high parts follow.
+// in L2 the operands that the first product has read. The products of high parts follow.
 template <class Base>
 struct ListedParts : Base {
   using Config = typename Base::Config;
@@ -26,7 +26,7 @@ struct ListedParts : Base {
     unsigned const* rhs_maxima;
   };
 
-  // Steps that multiply one pair of parts of a tile.
+  // Returns the number of steps that multiply one pair of parts of a tile.
   __device__ static int steps(Params const& params, WorkTile const& work) {
     return params.terms == 1 ? work.k_tiles : work.k_tiles / kMostTerms;
   }
@@ -75,8 +75,8 @@ struct ListedParts : Base {
 
   __device__ static WorkTile part(Params const& params, WorkTile work, bool low) {
     if (params.terms > 1) work.batch = 2 * work.batch + low;
-    // Coordinates that follow from these are computed again in each step: to keep them all from
-    // step to step the producer has too few registers.
+    // Makes the compiler compute coordinates that depend on these in each step, because the
+    // producer has too few registers to keep all of them from step to step.
     asm volatile("" : "+r"(work.m), "+r"(work.n));
     return work;
   }

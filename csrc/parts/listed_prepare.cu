@@ -12,7 +12,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kStep = kWarpSize * kVector;  // elements that a warp reads at once
 constexpr int kUnit = 8 * kStep;            // elements of one matrix that are the work of a warp
-constexpr int kMaxStacks = 160;             // to a launch: as many as products of lists have
+constexpr int kMaxStacks = 160;             // in a launch: both operands of a list of products fit
 
 struct Stack {
   float const* data;
@@ -28,7 +28,7 @@ struct Stacks {
   int units;
   bool has_low;
 
-  // The last stack that begins at or before `unit`.
+  // Returns the last stack that begins at or before `unit`.
   __device__ Stack const& find(int unit) const {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -57,7 +57,7 @@ struct Unit {
 
 __device__ int warp_of_grid() { return blockIdx.x * kWarps + threadIdx.x / kWarpSize; }
 
-// The start of the lane's vectors of a unit.
+// Returns the offset of this lane's first vector from the start of a unit.
 __device__ int first_element() { return threadIdx.x % kWarpSize * kVector; }
 
 __global__ void __launch_bounds__(kThreads)
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) split_lists(__grid_constant__ Stacks const stacks) {
-  // Begin at the end, which the search for maxima read last, so that it is still in L2.
+  // Begin at the end, because the search for maxima read it last, so it is still in L2.
   int const number = stacks.units - 1 - warp_of_grid();
   if (number < 0) return;
   Stack const& stack = stacks.find(number);

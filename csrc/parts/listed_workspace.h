@@ -11,7 +11,7 @@
 
 namespace jgg::parts {
 
-// Matrices of one size, one after another in memory, each of a multiple of 8 elements.
+// Matrices of one size that follow each other in memory. Each has a multiple of 8 elements.
 struct MatrixStack {
   void const* data;
   int matrices;
@@ -25,14 +25,14 @@ struct StackParts {
 
 class ListedWorkspace {
  public:
-  // Lays out the parts of `stacks`; with a null `memory`, only to learn their size.
+  // Lays out the parts of `stacks` in `memory`. If `memory` is null, only the sizes are meaningful.
   ListedWorkspace(std::vector<MatrixStack> const& stacks, Accuracy accuracy, void* memory);
 
-  // The maxima of a stack follow those of the stack before it.
+  // Returns the parts and maxima of a stack. Its maxima follow the maxima of the previous stack.
   StackParts const& operator[](size_t stack) const { return parts_[stack]; }
   int parts_each() const { return parts_of(accuracy_); }
   int64_t bytes() const { return bytes_; }
-  // The maxima come first, and start out as zero.
+  // The maxima come first. prepare() sets them, which are bytes_to_clear() bytes, to zero.
   void* memory() const { return memory_; }
   int64_t bytes_to_clear() const { return bytes_to_clear_; }
 
@@ -46,8 +46,8 @@ class ListedWorkspace {
   std::vector<StackParts> parts_;
 };
 
-// Fills `workspace` from the stacks that it was laid out for with the largest magnitude of each
-// matrix, and the parts: a memory set and two kernels, or two for every so many stacks.
+// Writes the largest magnitude of each matrix, and the parts of all matrices, to `workspace`, which
+// has been laid out for `stacks`. This takes a memory set, and two kernels for every 160 stacks.
 cudaError_t prepare(std::vector<MatrixStack> const& stacks, ListedWorkspace const& workspace,
                     cudaStream_t stream);
 

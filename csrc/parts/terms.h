@@ -1,16 +1,16 @@
-// Products of float16 parts that make up a product of float32. No CUDA types.
+// The products of float16 parts (terms) whose sum is a product of float32 operands. No CUDA types.
 #pragma once
 
 #include "types.h"
 
 namespace jgg::parts {
 
-// low high', high low', high high', or only the last.
+// The terms are low high', high low' and high high'. For kTf32 only the last term is computed.
 constexpr int kMostTerms = 3;
 
 constexpr int terms_of(Accuracy accuracy) { return accuracy == Accuracy::kTf32 ? 1 : kMostTerms; }
 
-// Parts of an operand.
+// Returns the number of parts of an operand.
 constexpr int parts_of(Accuracy accuracy) { return accuracy == Accuracy::kTf32 ? 1 : 2; }
 
 }  // namespace jgg::parts

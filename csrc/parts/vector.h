@@ -1,4 +1,4 @@
-// The elements of a float32 operand that a lane takes at once, and their conversion to parts.
+// Loads the elements of a float32 operand that a lane handles at once, and converts them to parts.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace jgg::parts {
 
-constexpr int kVector = 8;  // elements a lane takes at once: 16 bytes of each part
+constexpr int kVector = 8;  // elements that a lane handles at once: 16 bytes of each part
 
 struct Vector {
   alignas(16) float x[kVector];
@@ -20,14 +20,14 @@ struct Vector {
   }
 };
 
-// The bits of x's magnitude, which sort as magnitudes do. NaN and infinity do not count: scaled by
-// them, nothing else would be left of their group.
+// Returns the bits of x's magnitude, which have the same order as magnitudes. Returns 0 for NaN and
+// infinity, because a scale that follows from them would make the rest of their group zero.
 __device__ inline unsigned finite_magnitude(float x) {
   unsigned const bits = __float_as_uint(x) & 0x7fffffffu;
   return bits < 0x7f800000u ? bits : 0;
 }
 
-// A maximum is raised a few times and compared with often.
+// Raises `maximum` to at least `to`. Compares first, because most calls need no atomic operation.
 __device__ inline void raise(unsigned* maximum, unsigned to) {
   if (to > *reinterpret_cast<unsigned volatile*>(maximum)) atomicMax(maximum, to);
 }
@@ -36,8 +36,8 @@ __device__ inline float scale_of(unsigned maximum) {
   return sm90::power_of_two(sm90::scale_exponent(maximum));
 }
 
-// Stores the parts of `vector` at element `at`, the low ones unless `low` is null. `scale_at(i)` is
-// the scale of the vector's element i.
+// Stores the high parts of `vector` from high[at] on, and the low parts from low[at] on unless
+// `low` is null. `scale_at(i)` returns the scale of the vector's element i.
 template <class ScaleAt>
 __device__ void store_parts(Vector const& vector, ScaleAt&& scale_at, __half* high, __half* low,
                             int64_t at) {

@@ -1,6 +1,6 @@
-// Quantises matrices in blocks of 128 x 128, and writes them as they are and transposed: the FP8
-// tensor cores contract contiguous dimensions only, and both dimensions of a weight are contracted,
-// in different products.
+// Quantises matrices in blocks of 128 x 128, and writes them untransposed and transposed. Both
+// forms are needed because the FP8 tensor cores contract contiguous dimensions only, and each
+// dimension of a weight is contracted in some product.
 #include "quantize/format.h"
 #include "quantize/tile.h"
 #include "quantize/wide_blocks.h"

@@ -1,4 +1,5 @@
-// Finds the largest magnitude of each column of some rows. The scale of a column follows from it.
+// Finds the largest magnitude of each column in some rows. The scale of the column follows from
+// this magnitude.
 #include "quantize/format.h"
 #include "quantize/octet.h"
 

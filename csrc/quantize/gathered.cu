@@ -3,10 +3,10 @@
 // between.
 //
 // Each column of the tokens has one scale, so that a token has the same FP8 values in every row,
-// and a block can be written without first looking for its largest magnitude. Tokens that are
-// copied several times are quantised once before, so that this kernel only moves bytes. It writes
-// all blocks of some columns before other columns, so that the tokens' part of these columns stays
-// in L2.
+// and a block can be written without first looking for its largest magnitude. If tokens are copied
+// several times, an earlier kernel quantises each token once, and the kernel that copies only moves
+// bytes. The kernel that copies writes all blocks of some columns before other columns, so that
+// these columns of the tokens stay in L2.
 #include <algorithm>
 
 #include "multiprocessors.h"
@@ -19,15 +19,15 @@ namespace jgg::quantize {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPieceColumns = sizeof(uint4);  // of a token, in FP8
+constexpr int kPieceColumns = sizeof(uint4);  // of a token that a thread moves at once
 constexpr int kAcross = kScaleBlock / kPieceColumns;
 constexpr int kDown = kThreads / kAcross;
-constexpr int kRows = kScaleBlock / kDown;  // of a thread, which a word of the transpose holds
+constexpr int kRows = kScaleBlock / kDown;  // of a thread: one for each byte of a word
 static_assert(kRows == sizeof(uint32_t));
 constexpr int kTilesPerCta = 2;
-constexpr int kCtasPerMultiprocessor = 5;  // at least: two turns and more
+constexpr int kCtasPerMultiprocessor = 5;  // that a launch has at least, if there are enough tiles
 
-// The inverses of the scales of consecutive columns, of those that are there.
+// The inverses of the scales of consecutive columns, zero past the last column.
 template <int kCount>
 struct Inverses {
   float of[kCount];
@@ -56,7 +56,7 @@ struct QuantizedTokens {
   }
 };
 
-// Tokens that are quantised on their way.
+// Tokens that each thread quantises after it has loaded them.
 template <class Source, ElementType kFormat, bool kAligned>
 struct SourceTokens {
   static constexpr int kCtas = 3;
@@ -80,13 +80,14 @@ struct SourceTokens {
   }
 };
 
-// A tile's transpose on its way from words of four rows to whole rows of 128 bytes. Word w of a row
-// lies at w ^ 4 * (row / 16): the threads of a warp, of eight pieces of columns and four words
-// each, reach all banks, and quads of words stay together.
+// The transpose of a tile in shared memory, which threads write in words and read in whole rows of
+// 128 bytes. Word w of a row is at w ^ (4 * (row / 16)). The threads of a warp, which write four
+// words in each of eight rows at a time, therefore reach all banks, and quads of words stay
+// together.
 struct Transpose {
   uint32_t word[kScaleBlock][kScaleBlock / kRows];
 
-  // A thread's piece of four rows.
+  // Writes a thread's pieces of four rows of the tile.
   __device__ __forceinline__ void put(uint4 const (&rows)[kRows], int across, int down) {
     uint32_t* const to = &word[across * kPieceColumns][down ^ (4 * across)];
     put(to, rows[0].x, rows[1].x, rows[2].x, rows[3].x, 0);
@@ -95,7 +96,7 @@ struct Transpose {
     put(to, rows[0].w, rows[1].w, rows[2].w, rows[3].w, 12);
   }
 
-  // After a barrier: the first `columns` of them.
+  // Stores the first `columns` rows of the transpose. Call it after a barrier.
   __device__ __forceinline__ void store(uint8_t* q_t, int columns) const {
     int const quad = threadIdx.x % kAcross;
 #pragma unroll
@@ -103,13 +104,13 @@ struct Transpose {
       if (row >= columns) break;
       auto const* const from =
           reinterpret_cast<uint4 const*>(&word[row][4 * (quad ^ (row / kPieceColumns))]);
-      // Nothing of it is read before all of it is written.
+      // Streaming stores, because nothing is read from the result before all of it is written.
       __stcs(reinterpret_cast<uint4*>(q_t + row * kScaleBlock) + quad, *from);
     }
   }
 
  private:
-  // Four columns of four rows.
+  // Transposes four columns of four rows, from `column` of the piece on.
   __device__ __forceinline__ static void put(uint32_t* to, uint32_t a, uint32_t b, uint32_t c,
                                              uint32_t d, int column) {
     uint32_t const ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
   int const row_block = place.across;
   RowBlock const block =
       find_block(arguments.group_sizes, arguments.groups, arguments.rows, row_block);
-  if (!block.grouped) return;  // products read blocks of groups
+  if (!block.grouped) return;  // no product reads such a block
   int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   int token[kRows];
 #pragma unroll
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
 constexpr int kOctetsAcross = 32, kRowsAtOnce = 4;  // of which a thread has loads in flight
 constexpr int kRowsPerCta = 64;
 
-// Tokens in FP8, by scales of columns.
+// Quantises tokens to FP8 with a scale for each column.
 template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_columns_kernel(GatheredArguments arguments, TileGrid grid) {

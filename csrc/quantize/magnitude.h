@@ -1,5 +1,5 @@
-// The largest magnitude of several numbers, found on loaded words: two numbers of 16 bits at a
-// time, without unpacking.
+// Finds the largest magnitude of several numbers without unpacking them: it compares loaded words,
+// which hold two 16-bit numbers each.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,13 +46,13 @@ struct Word {
     }
   }
 
-  // The largest element of a word, in all of its elements.
+  // Returns a word whose elements all are the largest element of `word`.
   __device__ __forceinline__ static uint32_t fold(uint32_t word) {
     return kElements == 1 ? word : max(word, __funnelshift_l(word, word, 16));
   }
 
-  // The maximum over threads whose indices differ in the bits below `threads` and in none below
-  // `first`. All threads of the warp call it.
+  // Returns the maximum over the threads whose indices differ from this thread's only in the bits
+  // of value `first` to `threads` / 2. All threads of the warp call it.
   __device__ __forceinline__ static uint32_t max_over(uint32_t word, int threads, int first = 1) {
 #pragma unroll
     for (int distance = threads / 2; distance >= first; distance /= 2) {
@@ -68,7 +68,7 @@ struct Word {
     return infinite;
   }
 
-  // Infinities made NaN.
+  // Replaces infinities by NaN.
   __device__ __forceinline__ static uint32_t poison(uint32_t word) {
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
@@ -79,7 +79,7 @@ struct Word {
   }
 };
 
-// Two numbers of a 16-bit type in a word, rounded to the nearest.
+// Packs two numbers into a word, each rounded to the nearest number of a 16-bit type.
 template <class Source>
 __device__ __forceinline__ uint32_t pack_pair(float first, float second) {
   uint32_t word;

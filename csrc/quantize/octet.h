@@ -1,4 +1,5 @@
-// Eight consecutive elements in registers: what a thread loads, and what it stores as FP8, at once.
+// Eight consecutive elements in registers. A thread loads an octet at once, and stores it as FP8 at
+// once.
 #pragma once
 
 #include "quantize/magnitude.h"
@@ -13,8 +14,8 @@ struct Octet {
   static constexpr int kWords = kOctet / Words::kElements;
   uint32_t word[kWords];
 
-  // Reads the elements that exist, `count` at most, and zeros for the rest. `kAligned` says that
-  // octets start at multiples of 16 bytes and are all there or not at all.
+  // Loads the first `count` elements, and sets the other elements to zero. With `kAligned`, octets
+  // start at multiples of 16 bytes, and exist as a whole or not at all.
   template <bool kAligned>
   __device__ __forceinline__ static Octet load(Source const* from, int count) {
     Octet octet{};
@@ -40,8 +41,8 @@ struct Octet {
     return Words::element(word[i / Words::kElements], i);
   }
 
-  // The largest magnitude, in all elements of the word. Infinities, which the FP8 formats treat
-  // each in its own way, become NaN, and NaN does not count.
+  // Replaces infinities by NaN, because the two FP8 formats treat infinities differently, and
+  // returns the largest magnitude, in all elements of a word. NaN does not count.
   __device__ __forceinline__ uint32_t largest_after_poisoning() {
     uint32_t result = largest();
     if (Words::any_infinite(result)) {  // hardly ever
@@ -52,8 +53,8 @@ struct Octet {
     return result;
   }
 
-  // Infinities become NaN. Word by word: one branch around all of them would keep elements of 32
-  // bits in local memory.
+  // Replaces infinities by NaN. Each word has its own branch, because with one branch around all
+  // words the compiler would keep 32-bit elements in local memory.
   __device__ __forceinline__ void poison() {
 #pragma unroll
     for (uint32_t& w : word) {
@@ -61,7 +62,7 @@ struct Octet {
     }
   }
 
-  // The largest magnitude, in all elements of the word. NaN does not count.
+  // Returns the largest magnitude, in all elements of a word. NaN does not count.
   __device__ __forceinline__ uint32_t largest() const {
     uint32_t result = 0;
 #pragma unroll
@@ -69,14 +70,15 @@ struct Octet {
     return Words::fold(result);
   }
 
-  // Each element becomes the larger magnitude of itself and of the other's. Begin with zeros.
+  // Replaces each element by the magnitude of the other octet's element if that is larger. Elements
+  // must not be negative, so begin with zeros.
   __device__ __forceinline__ void raise(Octet const& other) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = Words::max(word[i], Words::magnitude(other.word[i]));
   }
 
-  // Makes the compiler unpack the elements anew from here on. It would rather keep them all as
-  // floats, in twice the registers.
+  // Makes the compiler unpack the elements again after this call. Otherwise it keeps all elements
+  // as floats, which takes twice the registers.
   __device__ __forceinline__ void stay_packed() {
 #pragma unroll
     for (uint32_t& w : word) asm volatile("" : "+r"(w));
@@ -94,8 +96,8 @@ struct Octet {
   }
 };
 
-// Writes the first `count` of the bytes that `pieces` holds. `kAligned` says that pieces start at
-// multiples of their size and are all there or not at all.
+// Stores the first `count` bytes of `pieces`. With `kAligned`, pieces start at multiples of their
+// size, and are stored as a whole or not at all.
 template <bool kAligned, class Pieces>
 __device__ __forceinline__ void store_bytes(uint8_t* to, Pieces pieces, int count) {
   if constexpr (kAligned) {

@@ -18,7 +18,7 @@ struct QuantizeFormat {
 };
 
 // x [rows, columns] -> q [rows, columns], scale [rows, ceil(columns / 128)]. With `of` [rows], x is
-// [tokens, columns], and row i is of[i] of it, zeros if that is out of range.
+// [tokens, columns], and row i of q is row of[i] of x, or zeros if of[i] is out of range.
 struct RowsArguments {
   void const* x;
   uint8_t* q;
@@ -29,11 +29,13 @@ struct RowsArguments {
   int tokens = 0;
 };
 
-// x [matrices, rows, columns] -> q as x with scale [matrices, ceil(rows / 128),
-// ceil(columns / 128)], and both with their last two dimensions exchanged. Either pair may be null.
+// x [matrices, rows, columns] -> q of the same shape with scale [matrices, ceil(rows / 128),
+// ceil(columns / 128)], and q_t and scale_t, which are q and scale with their last two dimensions
+// exchanged. Either q and scale or q_t and scale_t may be null.
 //
-// Results may be some columns of wider matrices, of `joined_columns`, a multiple of 128. Then
-// pointers are to the first of those columns, and zeros are written up to the end of a block.
+// The results may be some columns of wider matrices, which have `joined_columns` columns, a
+// multiple of 128. Pointers then point to the first column of the results, and the quantiser writes
+// zeros up to the end of the last block of columns.
 struct BlocksArguments {
   void const* x;
   uint8_t* q;
@@ -46,9 +48,10 @@ struct BlocksArguments {
   int joined_columns = 0;  // 0: results are not joined
 };
 
-// x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
-// with scale_t [b, row_blocks, columns]: scaled along the rows, in transposed blocks of at most 128
-// rows of one group, filled up with zeros. Either pair may be null.
+// x [b, rows, columns] -> q and scale as in RowsArguments, and q_t [b, row_blocks, columns, 128]
+// with scale_t [b, row_blocks, columns]. q_t has transposed blocks of at most 128 rows of one
+// group, padded with zeros. scale_t has a scale for each column of each block. Either q and scale
+// or q_t and scale_t may be null.
 struct RaggedArguments {
   void const* x;
   int const* group_sizes;  // [b, groups]
@@ -65,9 +68,10 @@ struct RaggedArguments {
   int row_blocks;
 };
 
-// x [tokens, columns] -> q_t [row_blocks, columns, 128] as of RaggedArguments, of rows [rows] that
-// are copies of tokens: row i of the row_of[i]-th, zeros where there is none. All rows have the
-// scales of x's columns, [columns]. With room for it, x is quantised before it is copied.
+// x [tokens, columns] -> q_t [row_blocks, columns, 128] as in RaggedArguments, for `rows` rows that
+// are copies of tokens. Row i is token row_of[i], or zeros if there is no such token. `scale`
+// [columns] has the scale of each column, for all rows. If `quantized` is not null, x is first
+// quantised to it and then copied.
 struct GatheredArguments {
   void const* x;
   uint8_t* quantized;  // [tokens, quantized_pitch()], or null
@@ -85,7 +89,7 @@ struct GatheredArguments {
 };
 
 // x [rows, columns] -> maxima [ceil(rows / kColumnRows), columns]: the largest finite magnitude of
-// each column, of so many rows each, of those in the window [first, end).
+// each column in each chunk of kColumnRows rows. Only rows in `window` [first, end) count.
 constexpr int kColumnRows = 256;
 struct ColumnsArguments {
   void const* x;
@@ -95,7 +99,8 @@ struct ColumnsArguments {
   int columns;
 };
 
-// Columns of the matrices that results are part of, and those of a result with its zeros.
+// pitch() returns the columns of the matrices that results are part of. stored_columns() returns
+// the columns of a result with its padding.
 template <class Arguments>
 JGG_HOST_DEVICE int pitch(Arguments const& a) {
   return a.joined_columns ? a.joined_columns : a.columns;
@@ -113,7 +118,7 @@ cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& argume
                             cudaStream_t stream);
 cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
                             cudaStream_t stream);
-// `power_of_two` does not matter.
+// `format.power_of_two` is ignored, because the caller gives the scales.
 cudaError_t quantize_gathered(QuantizeFormat format, GatheredArguments const& arguments,
                               cudaStream_t stream);
 

@@ -1,10 +1,11 @@
-// Quantises the rows of a ragged product for all that training does with them, in one read: scaled
-// along the columns for the forward product or the cotangent of lhs, and transposed and scaled
-// along the rows for the cotangent of the weights.
+// Quantises the rows of a ragged product for all products of a training step, and reads them once.
+// The untransposed result has a scale for each 128 columns of a row, for the forward product or the
+// cotangent of lhs. The transposed result has a scale for each 128 rows of a column, for the
+// cotangent of the weights.
 //
 // The cotangent of the weights contracts rows, 128 in a step, so the transpose is made of blocks of
-// 128 rows of one group, filled up with zeros. Only the device knows the groups, so a CTA looks up
-// the rows of its block itself.
+// 128 rows of one group, padded with zeros. Only the device knows the groups, so a CTA looks up the
+// rows of its block itself.
 #include <algorithm>
 
 #include "multiprocessors.h"
@@ -15,10 +16,10 @@
 namespace jgg::quantize {
 namespace {
 
-constexpr int kTilesPerCta = 4;            // side by side, in a large matrix with few groups
-constexpr int kCtasPerMultiprocessor = 5;  // at least: two turns and more
+constexpr int kTilesPerCta = 4;            // the most if there are few groups
+constexpr int kCtasPerMultiprocessor = 5;  // that a launch has at least, if there are enough tiles
 
-// Warps with and without rows meet at different places of the program.
+// Warps with rows and warps without rows wait for each other at different places of the program.
 constexpr int kTileBarrier = 0;
 
 template <class Source>
@@ -28,7 +29,7 @@ struct SharedStorage {
   Staging<Source> stagings[2];
 };
 
-// By the threads of the first warps, see `ColumnScales::scale`.
+// Computes the scales of a tile's columns, in the first warps: see `ColumnScales::scale`.
 template <ElementType kFormat, class Source>
 __device__ __forceinline__ void scale_columns(SharedStorage<Source>& shared, float* scale,
                                               int columns, bool counted, bool power_of_two) {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
                                       pitch, block.rows, column, end);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
-    // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
+    // Without this, the compiler keeps the addresses of all rows of all arrays for the next tile.
     asm volatile("" : "+r"(pitch));
     Patch<Source> patch = loader.next();
     LargestOfRows<Source> largest;
@@ -137,8 +138,9 @@ cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& argume
   if (counted != cudaSuccess) return counted;
   int const least_ctas = kCtasPerMultiprocessor * multiprocessors;
   int const tiles = blocks_of(arguments.columns), row_blocks = arguments.row_blocks;
-  // Tiles share a look-up, which steps over 32 groups at a time, and a start, as long as every
-  // processor gets several turns.
+  // A CTA takes several tiles, as long as each multiprocessor gets several CTAs. Its tiles share
+  // the start of the CTA and the search for the group of its rows, which looks at 32 groups at a
+  // time.
   int64_t const all_tiles = static_cast<int64_t>(tiles) * row_blocks * arguments.batches;
   int const most = std::max(kTilesPerCta, arguments.groups / kWarpSize);
   int const tiles_per_cta = static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, most));

@@ -1,4 +1,5 @@
-// Blocks of 128 rows of one group, and their tiles scaled along the columns and along the rows.
+// Finds blocks of 128 rows of one group, and computes the scales of their tiles along the columns
+// and along the rows.
 #pragma once
 
 #include <array>
@@ -18,11 +19,12 @@ struct BlocksOfRows {
 
 struct RowBlock {
   int first;     // its first row
-  int rows;      // how many of its rows are there, 0 past the last
+  int rows;      // how many of its rows exist, 0 past the last block
   bool grouped;  // whether a group owns them
 };
 
-// The block-th of all blocks of `rows` rows in groups. All threads of the warp call it.
+// Returns block number `block` of the blocks of `rows` rows in groups. All threads of the warp call
+// it.
 __device__ inline RowBlock find_block(int const* group_sizes, int num_groups, int rows, int block) {
   GroupSizes const groups{group_sizes, &kNoOffset, 0, 0, 1, num_groups, num_groups, rows};
   SegmentCursor<DeviceWarp, BlocksOfRows> cursor(groups, BlocksOfRows{});
@@ -33,20 +35,22 @@ __device__ inline RowBlock find_block(int const* group_sizes, int num_groups, in
           segment.local_group < num_groups};
 }
 
-// The largest of the rows' octets, and two rows of 16 bits in a word on their way through the warp.
+// The largest magnitudes of a patch's rows. A word holds the magnitudes of two rows if elements
+// have 16 bits, so that the warp reduces two rows at a time.
 template <class Source>
 struct LargestOfRows {
   static constexpr int kRowsPerWord = Word<Source>::kElements;
   uint32_t word[kPatchRows / kRowsPerWord];
 
-  // Sets the largest of row i, after that of row i - 1. All elements of `of_octet` hold it.
+  // Sets the largest magnitude of row i, which all elements of `of_octet` hold. Call it for rows in
+  // ascending order.
   __device__ __forceinline__ void set(int i, uint32_t of_octet) {
     auto& to = word[i / kRowsPerWord];
     to = i % kRowsPerWord == 0 ? of_octet : __byte_perm(to, of_octet, 0x5410);
   }
 
-  // Returns the largest of row threadIdx.x % kPatchRows. All 16 threads that share the rows call
-  // it.
+  // Returns the largest magnitude of row threadIdx.x % kPatchRows. All 16 threads that share the
+  // rows call it.
   __device__ __forceinline__ float reduce() const {
     float largest = 0;
     int const mine = threadIdx.x % kPatchRows;
@@ -62,8 +66,8 @@ struct LargestOfRows {
   }
 };
 
-// The scales of the patch's rows, of which each thread works out one. Stores them, one a row, for
-// the `rows` rows that are there; returns their inverses.
+// Computes the scales of a patch's rows, one row in each thread. Stores the scales of the first
+// `rows` rows of the tile, and returns the inverses.
 template <ElementType kFormat, class Source>
 __device__ __forceinline__ std::array<float, kPatchRows> scale_rows(
     LargestOfRows<Source> const& of_rows, float* scale, int pitch, int rows, bool power_of_two) {
@@ -79,14 +83,15 @@ __device__ __forceinline__ std::array<float, kPatchRows> scale_rows(
   return inverse;
 }
 
-// The maxima and scales of a tile's columns, through which its warps exchange them.
+// The maxima and scales of a tile's columns in shared memory, where its warps exchange them.
 template <class Source>
 struct ColumnScales {
   static constexpr int kWords = kScaleBlock / Word<Source>::kElements;
   uint32_t warp_largest[kTileWarps][kWords];  // of each column, over a warp's rows
   float inverse[kScaleBlock];                 // of the columns' scales
 
-  // The largest of each column over the rows of a warp, from those of a thread's patch.
+  // Stores the largest magnitude of each column over the rows of a warp. `of_patch` has the largest
+  // magnitudes over a thread's patch.
   __device__ __forceinline__ void reduce(Octet<Source> const& of_patch) {
     constexpr int kOctetWords = Octet<Source>::kWords;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -109,7 +114,7 @@ struct ColumnScales {
     for (int word = lane; word < kWords; word += 32) warp_largest[warp][word] = 0;
   }
 
-  // After a barrier, the largest of one column.
+  // Returns the largest magnitude of a column. Call it after a barrier.
   __device__ __forceinline__ float largest(int column) const {
     using Words = Word<Source>;
     uint32_t result = 0;
@@ -120,9 +125,9 @@ struct ColumnScales {
     return Words::element(result, column);
   }
 
-  // After a barrier, the scale of one column, by one thread of each; one if its rows are not
-  // `counted`. Stores it, if the column is there; its inverse is in shared memory after the next
-  // barrier.
+  // Computes the scale of a column, which is 1 if rows are not `counted`, and stores it if the
+  // column exists. One thread for each column calls it, after a barrier. All threads may read
+  // `inverse` after the next barrier.
   template <ElementType kFormat>
   __device__ __forceinline__ void scale(int column, float* scale, int columns, bool counted,
                                         bool power_of_two) {
@@ -132,7 +137,7 @@ struct ColumnScales {
   }
 };
 
-// Writes the zeros of a block without rows, and scales of one if there are scales.
+// Writes zeros to a block without rows, and 1 to its scales unless `scale_t` is null.
 __device__ inline void clear_columns(uint8_t* q_t, float* scale_t, int columns) {
   auto* const pieces = reinterpret_cast<uint4*>(q_t);
   int const count = columns * (kScaleBlock / static_cast<int>(sizeof(uint4)));

@@ -8,7 +8,7 @@ namespace jgg::quantize {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 8;  // threads to a block
+constexpr int kLanes = 8;  // threads that share a block of 1 x 128
 constexpr int kOctets = kScaleBlock / kOctet / kLanes;
 constexpr int kBlocksAtOnce = 2;
 constexpr int kBlocksPerWarp = 32 / kLanes * kBlocksAtOnce;

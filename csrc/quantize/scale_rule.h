@@ -1,5 +1,6 @@
-// How a block of numbers becomes FP8: the scale rule and the conversion. Every operation here is
-// one IEEE operation that the pure JAX reference also has, so that both compute the same bits.
+// Computes the scale of a block of numbers, and converts scaled numbers to FP8. Every operation
+// here is an IEEE operation that the pure JAX reference also has, so that both compute the same
+// bits.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -17,15 +18,15 @@ struct Fp8Traits {
   static constexpr auto kInterpretation = kIsE4m3 ? __NV_E4M3 : __NV_E5M2;
 };
 
-// Dividing by the scale is multiplying by its inverse: a division an element would cost more than
+// Numbers are multiplied by the inverse, because a division for each number would take longer than
 // the memory traffic.
 struct Scale {
   float scale;
   float inverse;
 };
 
-// Below this a scale's inverse could overflow, and results would depend on whether denormal inputs
-// are flushed to zero: at this scale they all round to zero.
+// With a smaller scale, the inverse could overflow, and results would depend on whether denormal
+// inputs are flushed to zero. With this scale, all denormal inputs round to zero.
 constexpr float kSmallestScale = 0x1p-100f;
 
 template <ElementType kFormat>
@@ -39,14 +40,15 @@ __device__ __forceinline__ Scale scale_of(float largest, bool power_of_two) {
   return {scale, __frcp_rn(scale)};
 }
 
-// Two numbers, the first in the low byte. Saturates; NaN stays NaN.
+// Converts two numbers, the first to the low byte. Saturates, but keeps NaN.
 template <ElementType kFormat>
 __device__ __forceinline__ uint32_t convert(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE,
                                   Fp8Traits<kFormat>::kInterpretation);
 }
 
-// Four or eight numbers in ascending bytes: `value(i)` is the i-th, already scaled.
+// Converts four or eight numbers to ascending bytes. `value(i)` returns the i-th number, already
+// scaled.
 template <ElementType kFormat, class Value>
 __device__ __forceinline__ uint32_t convert_four(Value value) {
   return convert<kFormat>(value(0), value(1)) | convert<kFormat>(value(2), value(3)) << 16;

@@ -27,12 +27,12 @@ struct PatchPosition {
         column(threadIdx.x % kPatchesAcross * kOctet) {}
 };
 
-// The first row of the patches of this warp.
+// Returns the first row of this warp's patches.
 __device__ __forceinline__ int first_row_of_warp() {
   return threadIdx.x / 32 * (32 / kPatchesAcross * kPatchRows);
 }
 
-// The rows and columns of the matrix from the tile's first element on.
+// How many rows and columns the matrix has from the tile's first element on.
 struct TileExtent {
   int rows;
   int columns;
@@ -85,8 +85,8 @@ struct Patch {
   }
 };
 
-// The buffer for patches of a tile that is needed later. Each thread reads only its own copies, so
-// that no barrier is needed.
+// A buffer for the patches of a tile that is needed later. Each thread reads only what it copied
+// itself, so no barrier is needed.
 template <class Source>
 struct Staging {
   static constexpr int kPieces = Octet<Source>::kWords / 4;
@@ -136,14 +136,16 @@ struct Staging {
   }
 };
 
-// The FP8 transpose of a tile on its way from columns of patches to whole rows of 128 bytes.
+// The FP8 transpose of a tile in shared memory, which threads write in columns of patches and read
+// in whole rows of 128 bytes.
 //
-// Piece p of 4 bytes of a row lies at p ^ 2 * (row / 8): the 32 threads of a warp write one piece
-// each, two to every eighth row, and so reach all banks.
+// Piece p of a row, of 4 bytes, is at p ^ (2 * (row / 8)). The 32 threads of a warp write a piece
+// each, two in every eighth row, and therefore reach all banks.
 struct TransposeBuffer {
   uint32_t piece[kScaleBlock][kPatchesDown];
 
-  // Writes column j of the patch times inverse(j) as part of row j. All threads call it.
+  // Writes column j of the patch times inverse(j) as a piece of the column's row. All threads call
+  // it.
   template <ElementType kFormat, class Source, class Inverse>
   __device__ __forceinline__ void put(Patch<Source> const& patch, Inverse inverse) {
     PatchPosition const at;
@@ -161,7 +163,7 @@ struct TransposeBuffer {
     for (int j = 0; j < kOctet; ++j) *place(at, j) = 0;
   }
 
-  // After a barrier: `extent` is that of the transposed tile.
+  // Stores the transposed tile, whose extent is `extent`. Call it after a barrier.
   template <bool kAligned>
   __device__ __forceinline__ void store(uint8_t* tile, int64_t pitch, TileExtent extent) const {
     constexpr int kThreadsPerRow = kScaleBlock / sizeof(uint4);

@@ -40,7 +40,7 @@ class TileLoader {
   }
 
  private:
-  // Into the staging whose tile was taken last.
+  // Begins to load the next tile into the buffer whose tile was taken last.
   __device__ __forceinline__ void fetch() {
     if constexpr (kAligned) {
       stagings_[turn_].fetch(rows_ + column_, pitch_, {num_rows_, end_ - column_});

@@ -14,7 +14,7 @@ namespace jgg::quantize {
 struct WideShared {
   WideStaging staging;
   WideTranspose transpose;
-  uint32_t warp_largest[kWideWarps][2];  // of each half of a warp's rows
+  uint32_t warp_largest[kWideWarps][2];  // of the left and the right half of a warp's rows
 };
 
 inline int64_t wide_tiles(BlocksArguments const& arguments) {
@@ -22,7 +22,7 @@ inline int64_t wide_tiles(BlocksArguments const& arguments) {
          (arguments.columns / kWideTile);
 }
 
-// Two turns and more for every processor: fewer tiles would leave many idle.
+// Two tiles for each of 132 multiprocessors. With fewer tiles, many multiprocessors would be idle.
 constexpr int kLeastWideTiles = 264;
 
 inline bool suits_wide_tiles(BlocksArguments const& arguments) {
@@ -30,7 +30,7 @@ inline bool suits_wide_tiles(BlocksArguments const& arguments) {
          wide_tiles(arguments) >= kLeastWideTiles;
 }
 
-// A tile's first element.
+// The place of a tile's first element.
 struct WidePlace {
   int64_t matrix;
   int row;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   for (int number = blockIdx.x; number < tiles; number += gridDim.x) {
     auto patch = shared.staging.take<Source>();
     fetch(number + gridDim.x);
-    // Half a warp by half of the warps has the patches of one block.
+    // The patches of a block are in half of the lanes of half of the warps.
     constexpr int kHalf = kWideWarps / 2;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t largest = Words::max_over(patch.largest_after_poisoning(), kHalf);

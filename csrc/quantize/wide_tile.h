@@ -1,6 +1,6 @@
-// A tile of 256 x 256 elements of 16 bits in the registers of 1024 threads, a patch of 8 x 8 each,
-// and its transposition. Memory takes rows of 256 bytes faster than rows of 128 bytes, which
-// smaller tiles are written in.
+// A tile of 256 x 256 elements of 16 bits in the registers of 1024 threads, and its transposition.
+// Each thread holds a patch of 8 x 8. The results have rows of 256 bytes, which memory takes faster
+// than the rows of 128 bytes of smaller tiles.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -11,7 +11,7 @@
 namespace jgg::quantize {
 
 constexpr int kWideTile = 256;
-constexpr int kWidePatches = kWideTile / kOctet;  // of a row or column: one warp's
+constexpr int kWidePatches = kWideTile / kOctet;  // of a row or column; a warp has a row
 constexpr int kWideThreads = kWidePatches * kWidePatches;
 constexpr int kWideWarps = kWideThreads / 32;
 static_assert(kWidePatches == 32);
@@ -26,10 +26,10 @@ struct WidePosition {
 
 template <class Source>
 struct WidePatch {
-  static_assert(sizeof(Source) == 2, "wider elements leave no registers");
+  static_assert(sizeof(Source) == 2, "wider elements take too many registers");
   Octet<Source> row[kOctet];
 
-  // In all elements of the word.
+  // Replaces infinities by NaN, and returns the largest magnitude, in all elements of a word.
   __device__ __forceinline__ uint32_t largest_after_poisoning() {
     uint32_t largest = 0;
 #pragma unroll
@@ -44,7 +44,7 @@ struct WidePatch {
     for (auto& octet : row) octet.stay_packed();
   }
 
-  // Writes the patch times `factor`, from its first element on.
+  // Writes the patch times `factor`. `to` is the address of its first element.
   template <ElementType kFormat>
   __device__ __forceinline__ void store_rows(uint8_t* to, int pitch, float factor) const {
 #pragma unroll
@@ -56,12 +56,12 @@ struct WidePatch {
   }
 };
 
-// The buffer for patches of the next tile. Each thread reads only its own copies, so that no
+// A buffer for the patches of the next tile. Each thread reads only what it copied itself, so no
 // barrier is needed.
 struct WideStaging {
   uint4 piece[kOctet][kWideThreads];
 
-  // `from` is the patch's first element.
+  // `from` is the address of the patch's first element.
   template <class Source>
   __device__ __forceinline__ void fetch(Source const* from, int pitch) {
 #pragma unroll
@@ -86,10 +86,11 @@ struct WideStaging {
   }
 };
 
-// The FP8 transpose of a tile on its way from columns of patches to whole rows of 256 bytes.
+// The FP8 transpose of a tile in shared memory, which threads write in columns of patches and read
+// in whole rows of 256 bytes.
 //
-// Piece p of 8 bytes of a row lies at p ^ row / 8: the 32 threads of a warp write one piece each,
-// to every eighth row, and so reach all banks.
+// Piece p of a row, of 8 bytes, is at p ^ (row / 8). The 32 threads of a warp write a piece each,
+// in every eighth row, and therefore reach all banks.
 struct WideTranspose {
   uint2 piece[kWideTile][kWidePatches];
 
@@ -105,7 +106,7 @@ struct WideTranspose {
     }
   }
 
-  // After a barrier.
+  // Stores the transposed tile. Call it after a barrier.
   __device__ __forceinline__ void store(uint8_t* tile, int64_t pitch) const {
     constexpr int kThreadsPerRow = kWideTile / sizeof(uint4);
     int const pair = threadIdx.x % kThreadsPerRow;

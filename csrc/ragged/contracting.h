@@ -1,4 +1,5 @@
-// out[group] = lhs[rows of group, m]^T . rhs[rows of group, n]: coordinates of its tiles in memory.
+// The problem out[group] = lhs[rows of group, m]^T . rhs[rows of group, n]: where its tiles and
+// operands lie in memory.
 #pragma once
 
 #include "ragged/hints.h"
@@ -13,8 +14,9 @@
 
 namespace jgg::sm90 {
 
-// `kAdds_` says that tiles are added to the previous float32 result, `kGathersLhs_` that rows of
-// lhs lie anywhere, `kGathersOwnRows_` that each CTA loads all of its own (sm90/gather.h).
+// With `kAdds_`, tiles are added to the previous float32 result. With `kGathersLhs_`, rows of lhs
+// lie anywhere in memory. With `kGathersOwnRows_` too, each CTA loads all of its rows itself
+// (sm90/gather.h).
 template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false,
           bool kGathersOwnRows_ = false>
 struct RaggedContracting {
@@ -25,8 +27,8 @@ struct RaggedContracting {
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
   static constexpr bool kSharesLhs = kGathersLhs && !kGathersOwnRows;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
-  // The rows of a box of an operand whose rows are contiguous would start at a multiple of 16 bytes
-  // and could not end inside one, so that stages would hold rows of other groups.
+  // No operand may be contiguous along the ragged dimension. Its boxes would start and end at
+  // multiples of 16 bytes, so stages would hold rows of other groups.
   static_assert(Config::kLhsMajor == Major::kMN && Config::kRhsMajor == Major::kMN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
@@ -52,7 +54,7 @@ struct RaggedContracting {
     int rhs_batched;
     bool rhs_in_slabs;
     StoreHint store_hint;
-    int early_steps;  // of whole tiles: sm90/config.h
+    int early_steps;  // that release their stages early: sm90/config.h
   };
 
   template <class Warp>
@@ -75,9 +77,10 @@ struct RaggedContracting {
                 kRaggedRows, end(params, work, params.lhs_batched));
   }
 
-  // The number of the row of memory that a row of the group stands for, -1 past the last row. Rows
-  // of a CTA's own are that of the last row there: boxes of zeros are slower. rhs is zero, so only
-  // an Inf of the last row is changed, to NaN.
+  // Returns the number of the row of memory that is row `row` of the group, or -1 past the group's
+  // last row. With `kGathersOwnRows`, rows past the last row are copies of the last row, because
+  // boxes of zeros are slower. Their products are zero because rhs is zero there, except that an
+  // infinity in the last row makes NaN.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     if constexpr (kGathersOwnRows) row = min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
@@ -86,7 +89,7 @@ struct RaggedContracting {
     return params.rows.row(index);
   }
 
-  // Rows of memory, in boxes of one.
+  // Returns the descriptor of the rows of memory, whose boxes have one row.
   __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
 
   template <class Loader>
@@ -112,7 +115,7 @@ struct RaggedContracting {
   }
 
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
-  // Whether there is anything to add.
+  // Returns whether the tile has products to add to the old result.
   __device__ static bool adds_to(WorkTile const& work) { return work.k_tiles > 0; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
@@ -129,7 +132,8 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
-    // Groups of few rows spend their time on writing results, which early loads delay.
+    // Groups of few rows spend their time on writing results, and early loads would delay the
+    // writes.
     params.early_steps = has_few_rows(params.groups) ? kNoSteps : kAllSteps;
     params.rows = a.rows;
 
@@ -153,7 +157,7 @@ struct RaggedContracting {
                         kRowsPerConsumer);
   }
 
-  // The columns of both results together where a launch has two.
+  // Returns the columns of the result, or of both results together if a launch has two.
   static int columns(RaggedDotArguments const& a) { return a.n; }
   static ResultMatrices results(RaggedDotArguments const& a) {
     return result_matrices<typename Config::Output>(a.k, a.n, a.out);
@@ -165,7 +169,7 @@ struct RaggedContracting {
   }
 
  private:
-  // The row after the group, in an operand whose batches follow one another.
+  // Returns the row after the group, in an operand whose batches follow each other in memory.
   __device__ static int end(Params const& params, WorkTile const& work, int batched) {
     return work.batch * batched * params.groups.rows + work.begin + work.extent;
   }

@@ -10,13 +10,15 @@
 
 namespace jgg::sm90 {
 
-// The mainloop for whole tiles. Narrow tiles have more stages to load ahead.
+// The mainloop for whole tiles. Narrow tiles release no stages early, because they have more stages
+// to load ahead.
 template <class Problem>
 using WholeMainloop = std::conditional_t<
     Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
     CooperativeMainloop<Problem, kIsNarrow<typename Problem::Config> ? kNoSteps : kStepsOfParams>>;
 
-// In whole tiles, or in pieces of `Cut` where sizes can be such that they are better.
+// Launches a kernel of whole tiles. If some group sizes would make pieces faster, launches a kernel
+// that chooses between whole tiles and the pieces of `Cut`.
 template <class Whole, class Cut, class Arguments>
 cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) {
   using Config = typename Whole::Config;
@@ -27,13 +29,14 @@ cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) 
   if (status != cudaSuccess) return status;
   status = Cut::make_params(arguments, params.cut);
   if (status != cudaSuccess) return status;
-  // However few tiles there are, all clusters can have pieces of them.
+  // All clusters can get pieces, however few tiles there are.
   return launch_persistent<ContractingRoles<Whole, Loop, Cut>>(params, kMaxClusters<Config>,
                                                                arguments.max_sms, stream);
 }
 
-// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept. There
-// are no kernels for operands whose rows are contiguous: XLA transposes such operands.
+// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along the dimension that is
+// kept. There are no kernels for operands that are contiguous along m: XLA transposes such
+// operands.
 template <ElementType kType>
 cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
                         cudaStream_t stream) {

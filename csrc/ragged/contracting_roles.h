@@ -9,8 +9,8 @@
 
 namespace jgg::sm90 {
 
-// Cycles from one chunk of zeros of a block to the next, so that they last nearly as long as the
-// products.
+// Returns the cycles from the start of a chunk of zeros to the start of the block's next chunk. At
+// this pace, writing all zeros takes nearly as long as the products.
 template <class Config>
 __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices const& results) {
   // The time of a step is proportional to the width of its tile.
@@ -19,7 +19,8 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
   return static_cast<unsigned>(float(work.steps) * kCyclesAStep / max(chunks, 1.0f));
 }
 
-// `Whole` is the product in whole tiles, `Cut` the same in pieces; their tiles may differ.
+// `Whole` is the product in whole tiles, and `Cut` is the same product in pieces. Their tiles may
+// have different sizes.
 template <class Whole, class Cut>
 struct ContractingParams {
   typename Whole::Params whole;
@@ -63,7 +64,8 @@ struct ContractingRoles {
       sync_cluster<Config>();
       run_roles<CutRoles>(params.cut, shared.cut, rank, shared.work.cuts);
       if constexpr (!Cut::kAdds) {
-        // All warps end here, those without a role at once.
+        // All warps write zeros after their roles. Warps without a role write from the start, so
+        // they pace themselves.
         bool const is_idle = !kGathersLhs<Cut> && (warp == 2 || warp == 3);
         write_zeros(
             params.cut.groups, params.cut.results, &shared.zeros_taken,

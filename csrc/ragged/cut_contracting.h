@@ -1,4 +1,4 @@
-// A contracting product that cuts tiles where its groups are too unequal.
+// A contracting product that cuts tiles if its groups are too unequal.
 #pragma once
 
 #include "ragged/contracting.h"
@@ -22,7 +22,7 @@ struct CutContracting : Whole_ {
     ResultMatrices results;
   };
 
-  // Whether sizes can be such that tiles are cut.
+  // Returns whether tiles are cut for some group sizes.
   template <class Arguments>
   static bool can_be_skewed(Arguments const& a) {
     GroupSizes const groups = a.groups;
@@ -30,19 +30,19 @@ struct CutContracting : Whole_ {
     return skew_of<SimulatedWarp>(groups, grid).is_possible();
   }
 
-  // Whether tiles should be cut, and where. Called by a whole warp.
+  // Returns whether tiles should be cut, and sets `work` to where. A whole warp calls it.
   __device__ static bool is_skewed(Params const& params, SkewedWork& work) {
     int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
     return skew_of<DeviceWarp>(params.groups, params.grid)
         .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
   }
 
-  // The result comes from one of the pieces of a tile.
+  // Only the piece that stores a tile adds to the old result.
   __device__ static bool adds_to(WorkTile const& work) {
     return Whole::adds_to(work) && work.partials != kHandsOver;
   }
 
-  // `cuts` is not copied.
+  // The schedule keeps a reference to `cuts`.
   __device__ static auto piece_schedule(Params const& params, ChainCuts const& cuts, int cluster,
                                         int clusters) {
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);

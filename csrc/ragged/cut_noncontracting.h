@@ -12,7 +12,8 @@ struct CutNoncontracting : RaggedNoncontracting<Config_> {
   using Base = RaggedNoncontracting<Config_>;
   using Config = Config_;
   static constexpr bool kSpreadsStores = false;
-  // Such tiles are long, and consumers have no registers left for a second loop.
+  // No steps release their stages early, because tiles that are cut are long, and consumers have no
+  // registers left for a second loop.
   static constexpr int kEarlyReleaseSteps = kNoSteps;
 
   struct Params : Base::Params {

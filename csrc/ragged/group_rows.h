@@ -43,7 +43,7 @@ struct GroupRows {
     return {work.n, params.store_shift - work.extent + work.m + row, end};
   }
 
-  // Units of work cannot be counted without the group sizes, but never pass this.
+  // Returns an upper bound of the number of units. The number itself depends on the group sizes.
   template <class Arguments>
   static int64_t max_units(Arguments const& a) {
     int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);

@@ -6,7 +6,7 @@
 
 namespace jgg::sm90 {
 
-// For the results of a contracting product.
+// Returns the hint for the results of a contracting product.
 inline StoreHint result_hint(GroupSizes const& groups) {
   return has_few_rows(groups) ? StoreHint::kEvictFirst : StoreHint::kNormal;
 }

@@ -1,4 +1,4 @@
-// The launch of a kernel of whole tiles.
+// Launches a kernel of whole tiles.
 #pragma once
 
 #include <type_traits>

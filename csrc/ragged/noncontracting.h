@@ -1,4 +1,5 @@
-// out[m, n] = lhs[m, k] . rhs[group of row m]: coordinates of its tiles in memory.
+// The problem out[m, n] = lhs[m, k] . rhs[group of row m]: where its tiles and operands lie in
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +16,16 @@
 
 namespace jgg::sm90 {
 
-// `kGathersLhs_` says that rows of lhs lie anywhere, `kGathersOwnRows_` that each CTA loads all of
-// its own (sm90/gather.h).
+// With `kGathersLhs_`, rows of lhs lie anywhere in memory. With `kGathersOwnRows_` too, each CTA
+// loads all of its rows itself (sm90/gather.h).
 template <class Config_, bool kGathersLhs_ = false, bool kGathersOwnRows_ = false>
 struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRows_> {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  // The boxes of contiguous rows would start at a multiple of 16 bytes, with rows of the group
-  // before.
+  // lhs may not be contiguous along its rows. Its boxes would start at multiples of 16 bytes, so
+  // stages would hold rows of the previous group.
   static_assert(Config::kLhsMajor == Major::kK);
   static constexpr bool kAdds = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
@@ -42,15 +43,16 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
     int lhs_batched;
     int rhs_batched;
     bool rhs_in_slabs;
-    int rhs_box_columns;  // if boxes can be small
+    int rhs_box_columns;  // used if kHasSmallBoxes
     LoadHint rhs_hint;
     bool keeps_step;
     int store_shift;
     GatheredRows rows;
   };
 
-  // Excludes pieces of tiles, which come last and differ in number by cluster, and rows that no
-  // local group owns, which take no time.
+  // Returns whether clusters keep step in this tile. They do not in pieces, because pieces come
+  // last and clusters have different numbers of them, nor in unowned rows, because those take no
+  // time.
   __device__ static bool is_whole(Params const& params, WorkTile const& work) {
     return work.k_tiles >= ceil_div(params.k, Config::kTileK);
   }
@@ -59,8 +61,8 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
     return columns_to_load<Config>(params.n, work.n);
   }
 
-  // Rows outside the group only reach rows of the result that are not stored. Where the descriptor
-  // can make those past its end zeros, they cost neither bandwidth nor the tensor cores' power.
+  // Rows past the group's end only reach rows of the result that are not stored. The descriptor
+  // reads them as zeros, which cost neither bandwidth nor power of the tensor cores.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
@@ -69,9 +71,9 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
                 kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
   }
 
-  // The number of the row of memory that a row of the group stands for, -1 past the last row. Rows
-  // of a CTA's own are that of the last row there: boxes of zeros are slower, and no result is
-  // kept.
+  // Returns the number of the row of memory that is row `row` of the group, or -1 past the group's
+  // last row. With `kGathersOwnRows`, rows past the last row are copies of the last row, because
+  // boxes of zeros are slower. Their results are not stored.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     if constexpr (kGathersOwnRows) row = std::min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
@@ -80,7 +82,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
     return params.rows.row(index);
   }
 
-  // Rows of memory, in boxes of one.
+  // Returns the descriptor of the rows of memory, whose boxes have one row.
   __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
 
   template <class Loader>
@@ -128,7 +130,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
                                      : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == Major::kK) {
-      // Half of the result's columns, in whole atoms of the swizzle.
+      // Half of the result's columns, rounded up to whole atoms of the swizzle.
       constexpr int kAtom = 8;
       int const half = ceil_div(a.n, 2 * kAtom) * kAtom;
       params.rhs_box_columns =
@@ -146,13 +148,15 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
                                kRowsPerConsumer, params.store_shift);
   }
 
-  // Rows a group up to which L2 fetches weights [n, k] two boxes at a time: 2 % faster.
+  // With at most this many rows per group, L2 fetches weights [n, k] two boxes at a time, which is
+  // 2 % faster.
   static constexpr int64_t kDecodingRows = 64;
 
-  // Where groups are a tile or two and steps are many, no weight is read again. Those of rhs [k, n]
-  // then leave L2 to the others, up to 2 % faster; for [n, k] that costs up to 14 %, but with more
-  // rows than in decoding L2 fetches no more than a box at a time, up to 6 % faster. With few steps
-  // the one costs 5 %, the other 1.
+  // Returns whether groups have so few tiles, and tiles so many steps, that no weight is read
+  // again. Weights [k, n] are then the first to be evicted from L2, which is up to 2 % faster. For
+  // weights [n, k] that is up to 14 % slower. Instead, with more than kDecodingRows rows per group,
+  // L2 fetches them one box at a time, which is up to 6 % faster. With few steps, early eviction
+  // costs 5 %, and fetching one box at a time costs 1 %.
   static bool streams_weights(RaggedDotArguments const& a) {
     constexpr int kManySteps = 32;
     return has_few_rows(a.groups) && a.accuracy == Accuracy::kTf32 &&

@@ -10,17 +10,17 @@
 
 namespace jgg::sm90 {
 
-// `Base` is the problem of float16 operands. To it, low parts are batches that follow the last one
-// of the high parts, so its coordinates serve for all of them.
+// `Base` is the problem of float16 operands. For `Base`, the low parts are batches that follow the
+// last batch of the high parts, so it needs no coordinates of its own for them.
 template <class Base>
 struct RaggedParts : Base {
   using Config = typename Base::Config;
-  // The thread that loads has no registers left for it.
+  // The thread that loads has no registers left for lockstep.
   static constexpr bool kKeepsStep = false;
 
   struct Params : Base::Params {
     int terms;
-    int lhs_batches;  // of each part; 1 where all batches share them
+    int lhs_batches;  // of each part; 1 if all batches share the parts
     int rhs_batches;
     unsigned const* lhs_maxima;
     unsigned const* rhs_maxima;
@@ -41,7 +41,7 @@ struct RaggedParts : Base {
     }
 
    private:
-    int const& terms_;  // where it is: the scheduler's warp has no register for it
+    int const& terms_;  // a reference: the scheduler's warp has no register for a copy
   };
 
   template <class Warp>
@@ -49,7 +49,7 @@ struct RaggedParts : Base {
     return Schedule<Warp>(params);
   }
 
-  // Steps of one of the segments of a tile.
+  // Returns the steps of a segment of a tile, which is the product of one pair of parts.
   __device__ static int steps(Params const& params, WorkTile const& work) {
     return params.terms == 1 ? work.k_tiles : work.k_tiles / parts::kMostTerms;
   }
@@ -84,7 +84,7 @@ struct RaggedParts : Base {
     RaggedDotArguments parts = a;
     parts.lhs = workspace.lhs().parts;
     parts.rhs = workspace.rhs().parts;
-    // Descriptors that end after the low parts of every batch, of either operand.
+    // Makes the descriptors of both operands end after the low parts of all batches.
     parts.lhs_batched = parts.rhs_batched = true;
     parts.groups.batches = 2 * a.groups.batches;
     cudaError_t const status = Base::make_params(parts, params);

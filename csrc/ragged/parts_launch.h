@@ -1,4 +1,4 @@
-// Launches the passes and the kernels of products of float32 operands.
+// Launches products of float32 operands: splits the operands, then multiplies their parts.
 #pragma once
 
 #include "ragged/contracting.h"
@@ -10,8 +10,8 @@
 
 namespace jgg::sm90 {
 
-// `Problem` is the family, `kLhsMajor` that of lhs, which is not transposed, and `TransposesRhs`
-// the choices of how rhs is stored.
+// `Problem` is the template of the problem. `kLhsMajor` is the major of lhs, which is never
+// transposed. `TransposesRhs` has the values that `transpose_rhs` may have.
 template <template <class> class Problem, Major kLhsMajor, class TransposesRhs>
 cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
                          cudaStream_t stream) {
@@ -37,7 +37,8 @@ cudaError_t noncontracting_parts(TileConfig config, RaggedDotArguments const& ar
   return launch_parts<RaggedNoncontracting, Major::kK, Flag>(config, arguments, stream);
 }
 
-// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
+// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along the dimension that is
+// kept.
 template <ElementType>
 cudaError_t contracting_parts(TileConfig config, RaggedDotArguments const& arguments,
                               cudaStream_t stream) {

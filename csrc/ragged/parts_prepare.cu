@@ -16,23 +16,23 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kRowsPerWarp = 512;  // whose owners a warp finds
 constexpr int kNoOwner = -1;
-constexpr int64_t kMostBlocks = 16384;  // of one operand
+constexpr int64_t kMostBlocks = 16384;  // for one operand
 
 // The dimension of an operand's matrices that is divided among groups. An operand without such a
 // dimension has a matrix for each group.
 enum class Ragged { kNothing, kRows, kColumns };
 
-// `outer` matrices [rows, columns].
+// An operand of `outer` matrices [rows, columns].
 struct Operand {
   float const* data;
   __half* high;
-  __half* low;  // null where there is only one part
+  __half* low;  // null if there is only one part
   unsigned* maxima;
   int const* owners;
-  int owners_stride;  // from matrix to matrix, 0 where all have the same
-  int const* in_use;  // of each matrix, where none is ragged
+  int owners_stride;  // from matrix to matrix, 0 if all have the same owners
+  int const* in_use;  // [outer], used if nothing is ragged
   int maxima_stride;
-  bool shared;  // whether the data has only one matrix, for all of them
+  bool shared;  // whether data has one matrix, which all `outer` matrices copy
   int outer;
   int rows;
   int columns;
@@ -49,12 +49,13 @@ struct Line {
   __half* high;
   __half* low;
   int columns;
-  unsigned* maxima;   // of the line's groups,
-  int const* owners;  // the number of each column's group where columns are ragged,
-  int owner;          // and that of the whole line elsewhere
+  unsigned* maxima;   // of the groups of the line's matrix
+  int const* owners;  // the group of each column, if columns are ragged
+  int owner;          // the group of the whole line, if columns are not ragged
 };
 
-// Lines that no group owns are left out, because nothing reads them.
+// Calls `function` with each line of this warp. Skips lines that no group owns, because nothing
+// reads their parts.
 template <class Function>
 __device__ void for_each_line(Operand const& operand, Function&& function) {
   unsigned const lines = static_cast<unsigned>(operand.outer) * operand.rows;
@@ -73,7 +74,7 @@ __device__ void for_each_line(Operand const& operand, Function&& function) {
   }
 }
 
-// The start of the lane's vectors of a line.
+// Returns the column of this lane's first vector of a line.
 __device__ int first_column() { return threadIdx.x % kWarpSize * kVector; }
 constexpr int kColumnStep = kWarpSize * kVector;
 
@@ -83,7 +84,7 @@ struct OneUnitARow {
 
 // The matrices of an operand that is not ragged.
 struct Matrices {
-  int* in_use;  // null where both operands are ragged
+  int* in_use;  // null if both operands are ragged
   int count;
   int batch_stride;  // 0 unless batches differ both in their matrices and in their groups' rows
 };
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) find_maxima(__grid_constant__ Operan
   });
 }
 
-// `scale_at(i)` is the scale of column i of the line.
+// Stores the parts of a line. `scale_at(i)` returns the scale of column i.
 template <class ScaleAt>
 __device__ void split_line(Line const& line, ScaleAt&& scale_at) {
 #pragma unroll 2
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   for_each_line(operand, [&](Line const& line) {
     if (operand.ragged == Ragged::kColumns) {
       split_line(line, [&](int column) {
-        // Rows without a group are never multiplied, so it does not matter what becomes of them.
+        // Columns without a group are never multiplied, so their scale does not matter.
         return scale_of(line.maxima[max(line.owners[column], 0)]);
       });
     } else {

@@ -11,26 +11,28 @@ namespace jgg {
 struct OperandParts {
   void* parts;       // float16 [parts::parts_of(accuracy), outer, rows, columns], high parts first
   unsigned* maxima;  // [batches, local_groups], the bits of each group's largest magnitude
-  int64_t outer;     // of a ragged operand its batches, else its batches times its groups
+  int64_t outer;     // batches if the operand is ragged, else batches times groups
   int64_t part_stride;  // elements from a high part to the low part
   bool batched;         // whether each batch has parts of its own
 };
 
 class RaggedWorkspace {
  public:
-  // Lays out the workspace of a product; with a null `memory`, only to learn its size.
+  // Lays out the workspace of a product. If `arguments.workspace` is null, only bytes() is
+  // meaningful.
   explicit RaggedWorkspace(RaggedDotArguments const& arguments);
 
   OperandParts const& lhs() const { return lhs_; }
   OperandParts const& rhs() const { return rhs_; }
-  // [batches, m]: the local group that owns each row, -1 for none.
+  // [batches, m]: the local group that owns each row, -1 if no local group does.
   int* owners() const { return owners_; }
-  // [rhs().outer]: whether any row is multiplied by a matrix. Null where rhs is ragged.
+  // [rhs().outer]: whether any row is multiplied by this matrix of rhs. Null if rhs is ragged.
   int* in_use() const { return in_use_; }
   // Whether batches differ in which rows their groups own.
   bool owners_batched() const { return owners_batched_; }
   int64_t bytes() const { return bytes_; }
-  // The maxima and what is in use come first, and start out as zero.
+  // The maxima and in_use() come first. prepare() sets them, which are bytes_to_clear() bytes, to
+  // zero.
   void* memory() const { return memory_; }
   int64_t bytes_to_clear() const { return bytes_to_clear_; }
 
@@ -51,8 +53,8 @@ class RaggedWorkspace {
 
 namespace sm90 {
 
-// Fills `workspace` from the operands: who owns each row, the largest magnitude of each group, and
-// the parts. A memory set and three kernels, whatever the operands.
+// Fills `workspace` with the owner of each row, the largest magnitude of each group, and the parts
+// of the operands. This always takes a memory set and three kernels.
 cudaError_t prepare(RaggedDotArguments const& arguments, RaggedWorkspace const& workspace,
                     cudaStream_t stream);
 

@@ -33,14 +33,14 @@ struct RaggedDotArguments {
   bool rhs_batched;
   int k;
   int n;
-  // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
-  // without rows leave theirs alone.
+  // Whether a contracting product of 16-bit operands is added to the float32 values in `out`.
+  // Results of groups without rows then stay as they are.
   bool accumulate;
-  GatheredRows rows;                   // of the operand that is gathered, if one is
+  GatheredRows rows;                   // of the gathered operand, if there is one
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
-// kNotCompiled if there is no such kernel.
+// Both functions return kNotCompiled if there is no such kernel.
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream);
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,

@@ -1,5 +1,4 @@
-// Selects the compiled kernel whose last wave is cut along K by the run-time arguments, and
-// launches it.
+// Selects the compiled stream-K kernel by the run-time arguments, and launches it.
 #pragma once
 
 #include <algorithm>

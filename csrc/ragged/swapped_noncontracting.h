@@ -1,5 +1,5 @@
-// out[m, n] = lhs[m, k] . rhs[group of row m] in float32, for groups of few rows: coordinates of
-// its tiles in memory.
+// The problem out[m, n] = lhs[m, k] . rhs[group of row m] in float32, for groups of few rows: where
+// its tiles and operands lie in memory.
 #pragma once
 
 #include "ragged/group_rows.h"
@@ -25,10 +25,10 @@ struct SwappedNoncontracting : GroupRows<Config_> {
     bool rhs_batched;
   };
 
-  // All boxes of one step.
+  // Loads all boxes of rhs for a step.
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k_tile,
                                   Barrier& full, uint8_t* to) {
-    // No weight is read again.
+    // No weight is read again, so L2 need not keep it.
     BoxLoader<Config::kCluster> const loader(
         full.address(), 0, Config::kAlongK ? LoadHint::kNormal : LoadHint::kEvictFirst);
     int const group =
@@ -45,7 +45,7 @@ struct SwappedNoncontracting : GroupRows<Config_> {
     }
   }
 
-  // The tile's first row.
+  // Returns the address of the tile's first row in lhs.
   __device__ static float const* lhs_at(Params const& params, WorkTile const& work) {
     return params.lhs + row_of(params, work, params.lhs_batched) * params.k;
   }

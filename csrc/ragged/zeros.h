@@ -1,4 +1,4 @@
-// The results of groups without rows, written by warps that have nothing else to do.
+// Writes the results of groups without rows, in warps that have nothing else to do.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace jgg::sm90 {
 
-// Stacked results in memory, as 16-byte vectors: one, or two of one shape.
+// One or two stacked results of the same shape in memory, as 16-byte vectors.
 struct ResultMatrices {
   uint4* data[2];   // [batches, local_groups, vectors] each; the second may be null
   int64_t vectors;  // of each matrix
 };
 
-// Rows are multiples of 16 bytes, as their descriptors demand.
+// Rows are multiples of 16 bytes, because their descriptors demand this.
 template <class Output>
 ResultMatrices result_matrices(int64_t rows, int64_t columns, void* first, void* second = nullptr) {
   return {{static_cast<uint4*>(first), static_cast<uint4*>(second)},
@@ -24,7 +24,7 @@ ResultMatrices result_matrices(int64_t rows, int64_t columns, void* first, void*
 // A warp writes 8 KB at a time.
 constexpr int kChunkVectors = 512;
 
-// Chunks of local groups without rows.
+// Returns the chunks of a local group without rows, 0 for other groups.
 struct EmptyChunks {
   int local_groups;
   int chunks;  // of each group's matrices
@@ -34,7 +34,7 @@ struct EmptyChunks {
   }
 };
 
-// Chunks of a matrix, and of each group's one or two.
+// Return the number of chunks of a matrix, and of the one or two matrices of a group.
 __device__ inline int chunks_of_one(ResultMatrices const& results) {
   return static_cast<int>((results.vectors + kChunkVectors - 1) / kChunkVectors);
 }
@@ -42,10 +42,11 @@ __device__ inline int chunks_of(ResultMatrices const& results) {
   return chunks_of_one(results) * (results.data[1] == nullptr ? 1 : 2);
 }
 
-// Writes zeros until all of this block's are written. Blocks have equal shares, in an order in
-// which all write side by side; a warp of the block takes the next chunk of its share when it has
-// written one, but not before `cycles_a_chunk` cycles for each chunk before it: memory would serve
-// nothing else meanwhile. `taken` is in shared memory, zero at first.
+// Writes this thread block's share of the zeros. All blocks have equal shares, and write
+// neighbouring chunks at the same time. When a warp has written a chunk, it takes the next chunk of
+// its block's share, but waits until `cycles_a_chunk` cycles have passed for each earlier chunk.
+// Without the wait, memory would serve nothing but zeros. `taken` is in shared memory, zero at
+// first.
 __device__ inline void write_zeros(GroupSizes const& groups, ResultMatrices const& results,
                                    unsigned* taken, unsigned cycles_a_chunk) {
   SegmentCursor<DeviceWarp, EmptyChunks> cursor(
@@ -66,7 +67,7 @@ __device__ inline void write_zeros(GroupSizes const& groups, ResultMatrices cons
     int const vectors = static_cast<int>(min(int64_t(kChunkVectors), results.vectors - first));
     uint4* const to =
         (is_second ? results.data[1] : results.data[0]) + matrix * results.vectors + first;
-    // Not to be kept in L2, where the operands are.
+    // Streaming stores, so that operands stay in L2.
 #pragma unroll 8
     for (int i = DeviceWarp::lanes(); i < vectors; i += kWarpSize) __stcs(to + i, uint4{});
   }

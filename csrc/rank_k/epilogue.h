@@ -35,13 +35,13 @@ class TriangularEpilogue {
  public:
   using Shared = ExchangingStorage<Config>;
 
-  // Called by one thread before the others begin.
+  // One thread calls this before the other threads begin.
   __device__ static void initialize(Shared& shared) { initialize_exchange(shared.exchange); }
 
   __device__ TriangularEpilogue(Shared& shared, Params const& params, int consumer)
       : shared_(shared), params_(params), consumer_(consumer) {}
 
-  // Fetches what take() will need, while the tile is still being multiplied.
+  // Prefetches the scales that take() will read, while the tile is still being multiplied.
   __device__ void prefetch(WorkTile const& work) const {
     if (!issues()) return;
     auto const& descriptors = params_.descriptors[work.group];
@@ -71,14 +71,14 @@ class TriangularEpilogue {
     take_blocks(accumulators);
   }
 
-  // Stores the block on the diagonal of what was taken and not yet stored, if there is one. It
-  // needs registers that the next tile's accumulators would not leave.
+  // Stores the block on the diagonal, if the half tile taken last has one that is not stored yet.
+  // This takes more registers than the next tile's accumulators would leave.
   __device__ void store_early() {
     if constexpr (kPacks) {
       int const block = (row() - column()) / kBlock;
       if (row() < column() || block >= steps_left_ / 2) return;
       acquire_slot();
-      // One copy of the code for all blocks, which is long.
+      // All blocks share one copy of this code, because it is long.
       uint32_t packed[kAccumulatorsPerBlock / 2];
       with_block(block, packed_, [&](int any) {
 #pragma unroll
@@ -91,7 +91,7 @@ class TriangularEpilogue {
     }
   }
 
-  // Stores one block of what was taken, if any is left.
+  // Stores a block of the half tile taken last, or its mirror image, if any is left.
   __device__ void store_next() {
     if constexpr (kPacks) {
       if (steps_left_ > 0) store(--steps_left_, packed_);
@@ -102,14 +102,15 @@ class TriangularEpilogue {
     while (steps_left_ > 0) store_next();
   }
 
-  // Shared memory must outlive the copies out of it.
+  // Waits for all copies out of shared memory, which must outlive them.
   __device__ void wait() const {
     if (issues()) cute::tma_store_wait<0>();
   }
 
  private:
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
-  // Not to be kept in a register from tile to tile, nor anything that follows from it.
+  // Returns `value`, but keeps the compiler from holding it, or anything that follows from it, in a
+  // register from tile to tile.
   __device__ static int recomputed(int value) {
     asm volatile("" : "+r"(value));
     return value;
@@ -129,7 +130,7 @@ class TriangularEpilogue {
     return params_.descriptors[stack_].out_data + offset(row, column);
   }
 
-  // The offset of an element of the matrix in its stack.
+  // Returns the offset of an element of the matrix in its stack.
   __device__ int64_t offset(int row, int column) const {
     return (int64_t(matrix_) * n() + row) * n() + column;
   }
@@ -184,7 +185,8 @@ class TriangularEpilogue {
     store_slot(mirror ? column : row, mirror ? row : column);
   }
 
-  // The registers of a block must be known at compile time.
+  // Calls `write` with the number of block `any` as a constant, because the registers of a block
+  // must be known at compile time.
   template <class Values, class Write>
   __device__ static void with_block(int any, Values const& values, Write write) {
 #pragma unroll
@@ -193,7 +195,7 @@ class TriangularEpilogue {
     }
   }
 
-  // A block of the result becomes zero. Nothing waits for that: neither a slot nor a barrier.
+  // Stores a block of zeros from registers. This needs no slot and no barrier.
   __device__ void store_zeros(int first_row, int first_column) const {
     constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
     int const thread = recomputed(threadIdx.x % kWarpgroup);
@@ -209,14 +211,14 @@ class TriangularEpilogue {
     }
   }
 
-  // How many blocks there are registers for.
+  // Return the number of blocks that the values' registers hold.
   __device__ static constexpr int count_of(uint32_t const*) { return kBlocks; }
   template <class Engine, class Layout>
   __device__ static constexpr int count_of(cute::Tensor<Engine, Layout> const&) {
     return decltype(cute::size(Layout{}))::value / kAccumulatorsPerBlock;
   }
 
-  // The slot was last used kSlots blocks ago.
+  // Waits for the copy out of this slot, which was last used kSlots blocks ago.
   __device__ void acquire_slot() const {
     if (issues()) cute::tma_store_wait<kSlots - 1>();
     sync_consumer(consumer_);
@@ -237,8 +239,8 @@ class TriangularEpilogue {
     slot_ = (slot_ + 1) % kSlots;
   }
 
-  // Fills in the elements of a block on the diagonal that are not in the computed triangle. It
-  // is for 32-bit results, whose registers a matrix transposition cannot take.
+  // Fills in the elements of a block on the diagonal that are not in the computed triangle. Only
+  // for 32-bit results, because the instructions that transpose matrices take 16-bit elements.
   __device__ void complete_diagonal(int first) const {
     constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
     using Vector = cutlass::AlignedArray<Output, kUnit>;
@@ -253,14 +255,14 @@ class TriangularEpilogue {
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) {
         if (is_computed(row, column + j)) continue;
-        // Only what is computed is read here: all else is being written.
+        // Read only the computed triangle here, because threads are writing the other triangle.
         bool const mirrored = params_.other == OtherTriangle::kMirrored;
         at(row, column + j) = mirrored ? at(column + j, row) : other[j];
       }
     }
   }
 
-  // The i-th vector of this thread.
+  // Returns the row and column of this thread's i-th vector.
   __device__ static TriangleEntry unit_at(int i) {
     constexpr int kUnit = 16 / sizeof(Output);
     int const unit = i * kWarpgroup + threadIdx.x % kWarpgroup;
@@ -271,7 +273,7 @@ class TriangularEpilogue {
     return shared_.subtiles[consumer_][slot_ * kSubtilesPerBlock];
   }
 
-  // The place of an element of the block: the swizzle permutes 16-byte units of a row.
+  // Returns the address of an element of the block. The swizzle permutes 16-byte units of a row.
   __device__ uint8_t* address(int row, int column) const {
     constexpr int kUnit = 16 / sizeof(Output);
     int const subtile = column / Config::kSubtileColumns;
@@ -284,12 +286,12 @@ class TriangularEpilogue {
     return *reinterpret_cast<Output*>(address(row, column));
   }
 
-  // Pairs of accumulators are the fragments of stmatrix, which takes 16 rows by 16 columns at a
-  // time: the upper and the lower 8 rows of the left and of the right 8 columns. Lane l gives the
-  // address of row l % 8 of matrix l / 8.
+  // Writes a block with stmatrix, whose fragments are pairs of accumulators. An instruction writes
+  // 16 rows by 16 columns as four matrices of 8 x 8: the upper left, lower left, upper right and
+  // lower right one. Lane l gives the address of row l % 8 of matrix l / 8.
   __device__ void write(int block, uint32_t const* packed) const {
-    // The swizzle is an exclusive or, so the next 16 columns are one away: a single register holds
-    // the address.
+    // The swizzle is an exclusive or, so an exclusive or leads to the next 16 columns, and a single
+    // register holds all addresses.
     uint8_t* const first = address(warp() * 16 + lane() % 16, lane() / 16 * 8);
 #pragma unroll
     for (int pair = 0; pair < kBlock / 16; ++pair) {
@@ -330,9 +332,9 @@ class TriangularEpilogue {
     }
   }
 
-  // The block on the diagonal: the computed triangle, and on the other side its mirror image, zeros
-  // or C. Each 16 rows by 16 columns are on one side, or on the diagonal, and then each of their
-  // halves by 8 is on one side or on the diagonal.
+  // Writes the block on the diagonal: the computed triangle, and its mirror image, zeros or C in
+  // the other triangle. Each square of 16 x 16 is in one triangle or on the diagonal. In a square
+  // on the diagonal, each square of 8 x 8 is in one triangle or on the diagonal.
   __device__ void write_diagonal(uint32_t const* packed) const {
     bool const lower = params_.uplo == Uplo::kLower;
     bool const mirrored = params_.other == OtherTriangle::kMirrored;
@@ -371,7 +373,7 @@ class TriangularEpilogue {
     }
   }
 
-  // Two neighbours of C in the block on the diagonal.
+  // Returns two neighbours in a row of C in the block on the diagonal, or zeros past the matrix.
   __device__ uint32_t kept(int row, int column) const {
     row += this->row();
     column += this->row();

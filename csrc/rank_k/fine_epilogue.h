@@ -15,7 +15,8 @@
 
 namespace jgg::sm90 {
 
-// `kPlain` results have no C, and zeros in the other triangle. Otherwise the parameters say.
+// With `kPlain`, there is no C and no diagonal to add, and the other triangle is zero. Otherwise
+// the parameters decide this at run time.
 template <class Problem, bool kPlain>
 class FineEpilogue {
   using Config = typename Problem::Config;
@@ -25,7 +26,7 @@ class FineEpilogue {
   static constexpr bool kPacks = sizeof(Output) == 2;
   static constexpr int kBlock = kRowsPerConsumer;
   static constexpr int kAccumulatorsPerBlock = kBlock * kBlock / kWarpgroup;
-  // Elements of 16 bytes: rows of results are a multiple of them.
+  // Elements in 16 bytes. A row of the result is a multiple of 16 bytes.
   static constexpr int kUnit = 16 / sizeof(Output);
 
  public:
@@ -43,8 +44,8 @@ class FineEpilogue {
     staging_ = &shared.subtiles[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
-  // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
-  // them.
+  // Writes zeros to the mirror images of `blocks` blocks of 64 rows. This does not need the results
+  // of the blocks.
   __device__ void store_zeros(int row, int column, int blocks) const {
     if (other() != OtherTriangle::kZero) return;
     constexpr int kUnits = kBlock / kUnit, kRows = kWarpgroup / kUnits;
@@ -61,12 +62,12 @@ class FineEpilogue {
     }
   }
 
-  // Scales the blocks of 64 rows, adds C and stores them, and their mirror images.
+  // Scales blocks of 64 rows, adds C, and stores the blocks and their mirror images.
   template <class Accumulators>
   __device__ void store(Accumulators& accumulators, int row, int column) const {
     constexpr int kBlocks = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
     if (row >= n_ || column >= n_) return;
-    __syncwarp();  // of what was stored before
+    __syncwarp();  // lanes may still read what the last call staged
     Output const* const c = c_ + int64_t(row) * n_ + column;
     scale_and_add(accumulators, alpha_, beta_, c, n_, n_ - row, n_ - column);
     if (!kPlain && diagonal_ != 0.0f) add_on_diagonal(accumulators, diagonal_, row - column);
@@ -86,8 +87,8 @@ class FineEpilogue {
   }
 
  private:
-  // A warp's 16 rows of a block of 16-bit results. Blocks take turns in two places, so that a warp
-  // waits for its lanes once a block.
+  // A warp's 16 rows of a block of 16-bit results. Blocks alternate between two slots, so that a
+  // warp waits for its lanes once per block.
   static constexpr int kWarpRows = 16;
   static constexpr int kStagingBytes = kWarpRows * kRowBytes;
   static constexpr int kStagingSlots = 2;
@@ -108,7 +109,7 @@ class FineEpilogue {
       edge = left | right;
     }
 
-    // The mask of fragment i of 16 columns.
+    // Returns the mask of fragment i of the 16 columns with number `index`.
     __device__ uint32_t at(int index, int i) const {
       bool const on = index == warp();
       if (on && (i == 0 || i == 3)) return edge;
@@ -122,7 +123,7 @@ class FineEpilogue {
 
   __device__ Output* at(int row, int column) const { return out_ + int64_t(row) * n_ + column; }
 
-  // Two neighbours in a row.
+  // A pair of neighbours in a row.
   using Pair = cutlass::AlignedArray<Output, 2>;
   template <class Value>
   __device__ static Pair pair(Value const& value, int i) {
@@ -131,7 +132,8 @@ class FineEpilogue {
     return reinterpret_cast<Pair const&>(converted);
   }
 
-  // Fragments of stmatrix: four of 8 rows by 8 columns.
+  // Sets `to` to the four stmatrix fragments, of 8 rows by 8 columns each, of the 16 columns with
+  // number `index`.
   template <class Value>
   __device__ static void fragments(Value const& value, int index, uint32_t (&to)[4]) {
 #pragma unroll
@@ -141,8 +143,9 @@ class FineEpilogue {
     }
   }
 
-  // Copies units of 16 bytes that the warp has staged, `kPerRow` to a row, to (row, column) on:
-  // those of rows [first_row, end_row) and units [first_unit, end_unit).
+  // Copies units of 16 bytes that the warp has staged to the result. A staged row has `kPerRow`
+  // units, and its first unit goes to column `column`. The first staged row goes to row `row`. Only
+  // rows [first_row, end_row) and units [first_unit, end_unit) are copied.
   template <int kPerRow, class Address>
   __device__ void copy_out(Address address, int row, int column, int first_row, int end_row,
                            int first_unit, int end_unit) const {
@@ -162,8 +165,8 @@ class FineEpilogue {
     }
   }
 
-  // A block of 16-bit results and its mirror image. A diagonal one is symmetric to itself: zeros
-  // take the place of what is not in the computed triangle.
+  // Stores a block of 16-bit results and its mirror image. A block on the diagonal is its own
+  // mirror image. Zeros fill its other triangle, or store_beside_others() does.
   template <class Value>
   __device__ void store_block(Value const& value, int slot, int row, int column) const {
     bool const diagonal = row == column;
@@ -189,8 +192,9 @@ class FineEpilogue {
     }
   }
 
-  // A block on the diagonal, whose other triangle is its mirror image, or what C has there. 16 rows
-  // by 16 columns are on one side, or on the diagonal themselves, where their halves by 8 are.
+  // Stores a block on the diagonal whose other triangle is the mirror image of the computed one, or
+  // C. Each square of 16 x 16 is in one triangle or on the diagonal. In a square on the diagonal,
+  // each square of 8 x 8 is in one triangle or on the diagonal.
   template <class Value>
   __device__ void store_beside_others(Value const& value, DiagonalMasks const& masks,
                                       uint8_t* staging, int first) const {
@@ -227,8 +231,8 @@ class FineEpilogue {
                      lower ? warp() * kWarpRows : kBlock);
   }
 
-  // The place of 16 columns of a block in the rows that a warp has staged. Units are permuted, so
-  // that neither their rows nor their columns share banks.
+  // Returns the address of a unit of 16 bytes in the rows that a warp stages. Units are permuted,
+  // so that neither the units of a row nor those of a column share banks.
   __device__ static uint8_t* staged(uint8_t* staging, int row, int unit) {
     return staging + row * kRowBytes + (unit ^ row % 8) * 16;
   }
@@ -244,7 +248,7 @@ class FineEpilogue {
                              row + warp() * kWarpRows, column, 0, kWarpRows, first * 2, end * 2);
   }
 
-  // Rows [first, end) of the mirror image.
+  // Stores rows [first, end) of the mirror image of the warp's rows.
   template <class Value>
   __device__ void store_transposed(Value const& value, uint8_t* staging, int row, int column,
                                    int first, int end) const {
@@ -265,7 +269,7 @@ class FineEpilogue {
     __syncwarp();
   }
 
-  // A block of 32-bit results off the diagonal, and its mirror image.
+  // Stores a block of 32-bit results off the diagonal, and its mirror image.
   template <class Value>
   __device__ void store_elements(Value const& value, int row, int column) const {
     each_pair([&](int i, int r, int c) {
@@ -277,12 +281,12 @@ class FineEpilogue {
     });
   }
 
-  // The block on the diagonal of 32-bit results.
+  // Stores the block on the diagonal of 32-bit results.
   template <class Value>
   __device__ void store_diagonal(Value const& value, int first) const {
     bool const lower = params_.uplo == Uplo::kLower;
     each_pair([&](int i, int r, int c) {
-      // Both columns are inside, or both outside.
+      // Either both columns of a pair are in the matrix, or neither is.
       if (first + r >= n_ || first + c >= n_) return;
       Pair two = pair(value, i);
       bool const inside[] = {lower ? c <= r : r <= c, lower ? c + 1 <= r : r <= c + 1};
@@ -303,7 +307,7 @@ class FineEpilogue {
     });
   }
 
-  // function(i, row, column) for every pair of this thread's accumulators of a block.
+  // Calls function(i, row, column) for every pair of this thread's accumulators of a block.
   template <class Function>
   __device__ static void each_pair(Function const& function) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// The roles of symmetric updates in fine tiles, with one thread block for each tile. A thread
-// copies, and two warpgroups multiply and store. They share the squares of a diagonal unit.
+// The roles of symmetric updates in fine tiles, with one thread block for each tile. One thread
+// loads operands. Two warpgroups multiply and store, and share the squares of a diagonal unit.
 #pragma once
 
 #include "rank_k/fine_epilogue.h"
@@ -17,11 +17,12 @@ struct ConsumerShare {
   bool has_square;
   Strip square;
 
-  // In a square of two tiles by two, the lhs has the two longer rows and the rhs the shorter ones:
+  // A diagonal unit has four rows of squares of 64 x 64, with four, three, two and one square. The
+  // lhs has the two longer rows, and the rhs the two shorter rows:
   //
-  //   first half   the longest row, left and right; the square on the diagonal of the shortest
-  //   second half  the row next to the longest, left, and its square on the diagonal; the row next
-  //                to the shortest
+  //   half 0  the left and the right half of the longest row, and the shortest row
+  //   half 1  the left half of the second longest row and its square on the diagonal, and the
+  //           second shortest row
   __device__ ConsumerShare(int consumer, bool is_diagonal, int half, Uplo uplo) {
     int const longer = uplo == Uplo::kLower ? 1 : 0, shorter = 1 - longer;
     row = {false, is_diagonal ? longer : consumer};
@@ -56,10 +57,11 @@ __device__ void consume_fine(typename Problem::Params const& params, WorkTile co
   epilogue.store(row, first_row, first_column);
 }
 
-// A kernel as short as these is half over when all is set up: what is read first are its
-// instructions, so the way to the first loads is short, and `kPlain` results (no C, zeros in
-// the other triangle) have a kernel without the rest. Finding the tile takes longer than the
-// cluster's barriers, so it is done before they are waited for.
+// These kernels are so short that half of their time passes before all is set up. They have to read
+// their instructions first, so there are few instructions before the first loads, and `kPlain`
+// results (no C, zeros in the other triangle) have a kernel without the code for other results.
+// Finding the tile takes longer than setting up the cluster's barriers, so warps find it before
+// they wait for the barriers.
 template <class Problem, class Loop, bool kPlain>
 struct FineRoles {
   using Config = typename Problem::Config;
@@ -78,22 +80,22 @@ struct FineRoles {
       set_arrivals(shared.full, 1);
       set_arrivals(shared.empty, Loop::kEmptyArrivals);
       fence_barriers();
-      // Copies will signal them.
+      // Copies will signal the barriers.
       fence_async_proxy();
     }
     __syncwarp();
     arrive_at_cluster();
 
-    // Each warp finds the tile on its own, sooner than from another one.
+    // Each warp finds the tile itself, because that is faster than to get it from another warp.
     typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
     StageIterator<Config::kStages> stage;
     WorkTile work;
     triangle.tile(blockIdx.x / Config::kCluster, rank, work);
     if (params.one_product && work.share == Share::kBoth) work.k_tiles *= 2;
-    // All barriers of the cluster are ready.
+    // After this, all barriers of the cluster are ready.
     wait_for_cluster();
     if (produces) Loop::load(params, work, rank, shared, stage);
-    // Keeps the compiler from moving the loads to the end of the instructions.
+    // Keeps the compiler from moving the loads to the end of the kernel's code.
     __syncwarp();
     if (!produces) {
       consume_fine<Problem, Loop, kPlain>(params, work, rank, shared, stage, warpgroup);

@@ -15,10 +15,10 @@
 
 namespace jgg::sm90 {
 
-// One launch for every kMaxStacks stacks: launch(params, units).
+// Calls launch(params, units) once for every kMaxStacks stacks.
 template <class Problem, class Launch>
 cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
-  // Too large for the stack of a thread that is not ours.
+  // On the heap, because it is too large for the stack of the caller's thread.
   auto const params = std::make_unique<typename Problem::Params>();
   int const count = static_cast<int>(arguments.stacks.size());
   for (int first = 0; first < count; first += Problem::kMaxStacks) {
@@ -40,7 +40,7 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
   });
 }
 
-// A cluster for each unit.
+// Launches a cluster for each unit.
 template <class Problem>
 cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {

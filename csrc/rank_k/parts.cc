@@ -4,7 +4,7 @@
 namespace jgg {
 namespace {
 
-// Operand a of all stacks, then operand b of all, if there is one.
+// Returns operand a of all stacks, then operand b of all stacks that have one.
 std::vector<parts::MatrixStack> operands_of(RankKArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (auto operand : {&RankKStack::a, &RankKStack::b}) {

@@ -7,8 +7,8 @@
 
 namespace jgg::sm90 {
 
-// Both products of a rank-2k update have the scales of one a and one b, so its steps may alternate
-// between them here too.
+// Both products of a rank-2k update have the same scales, those of a and b, so steps may alternate
+// between the two products here too.
 template <class Config>
 struct RankKOfParts : parts::ListedParts<RankK<Config, 1>> {
   using Base = parts::ListedParts<RankK<Config, 1>>;

@@ -1,4 +1,5 @@
-// One triangle of A A^T, A B^T + B A^T or A B^T: coordinates of its tiles in memory.
+// The problem of one triangle of A A^T, A B^T + B A^T or A B^T: where its tiles and operands lie in
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ struct MatrixScales {
 };
 
 // Both sides of the product are rows of the same operands, so they have the same major.
-// `kNarrowSteps` are the steps of a narrow tile that its mainloop takes from one stage.
+// `kNarrowSteps` is the number of steps of a narrow tile that a stage holds.
 template <class Config_, int kNarrowSteps = 2>
 struct RankK {
   using Config = Config_;
@@ -33,19 +34,21 @@ struct RankK {
   using Shared = ExchangingStorage<Config>;
   using Epilogue = TriangularEpilogue<RankK>;
   static constexpr bool kFine = Config::kTileM == Config::kTileN;
-  // Whether a narrow tile may come in halves. Other mainloops do not know where they begin.
+  // Whether the CTAs of a cluster may compute half of a narrow tile's steps each. Only
+  // TriangularMainloop, which has two narrow steps in a stage, knows where a half begins.
   static constexpr bool kHalvesNarrow = !kFine && kNarrowSteps == 2;
   static constexpr int kEarlyReleaseSteps = kNoSteps;
   static constexpr bool kKeepsStep = false;
-  static constexpr bool kAdds = false;  // but to C, in its epilogue
+  static constexpr bool kAdds = false;  // the epilogue adds C
   static constexpr bool kHasNarrowTiles = true;
   static constexpr bool kSpreadsStores = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);
 
-  // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
-  // takes 2 us longer then, where 24 take under 1 us.
+  // The most stacks of a launch. Their descriptors are parameters of the kernel. 60 stacks would
+  // fit, but make a launch 2 us longer. 24 stacks make it less than 1 us longer.
   static constexpr int kMaxStacks = kFine ? 4 : 24;
-  // One box of an operand: all rows of an lhs tile, and half of those of an rhs tile that is wider.
+  // Rows of a box. A tile of lhs is one box. A tile of rhs is two boxes, or one box if the tile is
+  // fine.
   static constexpr int kBoxRows = Config::kTileM;
 
   struct Descriptors {
@@ -59,8 +62,8 @@ struct RankK {
     MatrixScales diagonal;
   };
 
-  // The parameters that are read first lie together, because a block of a short kernel waits for
-  // each line of them.
+  // The parameters that are read first lie together, because a thread block of a short kernel waits
+  // for each cache line of them.
   struct Params {
     int count;
     bool two_products;  // A B^T and B A^T
@@ -98,14 +101,15 @@ struct RankK {
     return {Triangle(params.stacks, params.count, params.uplo)};
   }
 
-  // By one thread. The first loads would wait for their descriptors.
+  // Prefetches the descriptors of the first loads, which would wait for them otherwise. One thread
+  // calls it.
   __device__ static void prefetch_descriptors(Params const& params) {
     for (CUtensorMap const* descriptor : {&params.descriptors[0].a, &params.descriptors[0].b}) {
       cute::prefetch_tma_descriptor(descriptor);
     }
   }
 
-  // The number of the matrix of a tile among those of all stacks.
+  // Returns the number of a tile's matrix among the matrices of all stacks.
   __device__ static int matrix(Params const& params, WorkTile const& work) {
     return params.first_matrix[work.group] + work.batch;
   }
@@ -121,22 +125,24 @@ struct RankK {
     return Triangle::is_narrow(work, params.uplo);
   }
 
-  // Whether both sides of a tile are the same rows, of which a stage then holds two steps.
+  // Returns whether lhs and rhs of a tile are the same rows. A stage then holds two steps of these
+  // rows.
   __device__ static bool shares_rows(Params const& params, WorkTile const& work) {
     return is_narrow(params, work) && !params.one_product;
   }
 
-  // Whether a step has rows at `m` of A and rows at `n` of B, and the next one the others. A fine
-  // unit on the diagonal multiplies rows of either side by each other: of A B^T alone too it needs
-  // both operands of both sides.
+  // Returns whether steps come in pairs. The first step of a pair has rows at `m` of A and rows at
+  // `n` of B, and the second has rows at `m` of B and rows at `n` of A. A fine unit on the diagonal
+  // also multiplies rows at `m` by rows at `m`, and rows at `n` by rows at `n`. It therefore needs
+  // pairs even for A B^T alone.
   __device__ static bool pairs_steps(Params const& params, WorkTile const& work) {
     return params.two_products || (kFine && params.one_product && work.share == Share::kBoth);
   }
 
-  // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
-  // to the consumers it is one product of twice the depth. One product after the other would read
-  // both operands twice from memory; this way the second step of each pair finds in L2 what tiles
-  // across the diagonal, or the first step, have just read.
+  // The steps of a rank-2k update alternate between A B^T and B A^T. For the consumers of full
+  // tiles this is one product of twice the depth. If one product came after the other, both
+  // operands would be read from memory twice. With alternating steps, the second step of a pair
+  // finds in L2 what its first step, or a tile across the diagonal, has just read.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
@@ -153,7 +159,8 @@ struct RankK {
     load(params, work, !step.swapped, step.k, work.n + column, loader, to, box, shared);
   }
 
-  // Encodes `count` stacks from `stacks` on. Returns how many units of work they are.
+  // Makes the parameters for `count` stacks from `stacks` on. Sets `units` to the number of their
+  // units of work.
   static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
                                  int count, Params& params, int& units) {
     params.count = count;
@@ -170,10 +177,10 @@ struct RankK {
       int const products = (params.two_products ? 2 : 1) * parts::terms_of(arguments.accuracy);
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
       TriangularStack& scheduled = params.stacks[i];
-      // A B^T alone has other rows on each side of a narrow tile too.
+      // For A B^T alone, lhs and rhs of a narrow tile come from different operands.
       int const narrow_steps = params.one_product ? 1 : kNarrowSteps;
       scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, narrow_steps), units};
-      // Units of other stacks would fill up the last round.
+      // Only if there is a single stack: units of other stacks would fill up the last wave.
       if (kHalvesNarrow && narrow_steps == 2 && arguments.may_halve &&
           arguments.stacks.size() == 1) {
         int clusters;
@@ -248,7 +255,8 @@ struct RankK {
                                     RankKStack const& stack) {
     TensorView operand = view<typename Config::Element>(data);
     if constexpr (!kRowsContiguous) {
-      // The steps of a fine tile follow so closely that each had better fetch its own.
+      // The steps of a fine tile follow each other so closely that it is faster if L2 fetches each
+      // step's box by itself.
       if (kFine) operand.fetch = kFetchBox;
       return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows);
     } else if (stack.n % Config::kSlab == 0) {

@@ -11,8 +11,8 @@
 
 namespace jgg {
 
-// Updates of `matrices` matrices of [n, n] with operands of [n, k], or [k, n] if transposed, each
-// kind one after another in memory.
+// Updates of `matrices` matrices [n, n] with operands [n, k], or [k, n] if transposed. The matrices
+// of each array follow each other in memory.
 struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
@@ -23,7 +23,8 @@ struct RankKStack {
   int matrices;
   int n;
   int k;
-  // From one matrix's alpha or beta to the next one's: 0 where there is one for all.
+  // The distance from the alpha or beta of a matrix to that of the next matrix, 0 if all matrices
+  // share it.
   int alpha_stride = 1;
   int beta_stride = 1;
   float const* diagonal = nullptr;
@@ -38,7 +39,7 @@ struct RankKStack {
 //   rank-k            alpha A A^T + beta C + diagonal I
 //   rank-2k           alpha (A B^T + B A^T) + beta C + diagonal I
 //   symmetric product alpha A B^T + beta C + diagonal I
-// C counts if `adds_c`. It is `out` itself where the other triangle is kept.
+// C is added if `adds_c`. C is `out` itself if the other triangle is kept.
 struct RankKArguments {
   std::vector<RankKStack> stacks;
   ElementType type;      // of a and b
@@ -47,9 +48,9 @@ struct RankKArguments {
   OtherTriangle other;
   bool adds_c;
   bool transpose;
-  bool one_product = false;  // A B^T alone, where there is a b
+  bool one_product = false;  // A B^T alone, if there is a b
   bool adds_diagonal = false;
-  bool may_halve = true;                // whether tiles may be cut where that is faster
+  bool may_halve = true;                // whether narrow tiles may be halved if that is faster
   Accuracy accuracy = Accuracy::kTf32;  // of products of float32
   // Receives the parts of float32 operands.
   void* workspace = nullptr;
@@ -58,11 +59,12 @@ struct RankKArguments {
 
 // Bytes of workspace that float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
-// Splits these into the workspace. `parts` becomes the same updates with pointers to the parts.
+// Splits float32 operands into parts in the workspace. Sets `parts` to the same updates, with
+// pointers to the parts.
 cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
                            cudaStream_t stream);
 
-// kNotCompiled if there is no such kernel.
+// Returns kNotCompiled if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg

@@ -5,8 +5,8 @@
 
 namespace jgg::sm90 {
 
-// Fine tiles are for updates that have too few of the others to fill all multiprocessors, or where
-// those few take too long.
+// Fine tiles are for updates that have too few wide tiles to fill all multiprocessors, or whose few
+// wide tiles take too long.
 using RankKTiles = TileTable<Tile<128, 256, 2>, Tile<128, 128, 2, KernelKind::kFine>>;
 
 // Updates of float32 operands.

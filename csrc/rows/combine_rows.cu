@@ -5,8 +5,8 @@
 namespace jgg::rows {
 namespace {
 
-// `kAtOnce` rows are on their way to a thread at a time: two of them leave registers for more
-// threads than eight do.
+// A thread has loads of `kAtOnce` rows in flight. Two rows leave registers for more threads than
+// eight rows do.
 template <class T, bool kAligned, bool kWeighted, int kAtOnce>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_kernel(CombineArguments arguments, Sharing sharing) {
@@ -43,7 +43,8 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      // A weight without a row may be anything, and zero times it not a zero.
+      // The weight of a pair without a row may be NaN or infinite, and zero times such a weight is
+      // NaN.
       if (row[i] >= rows) continue;
 #pragma unroll
       for (int j = 0; j < Part::kElements; ++j) {

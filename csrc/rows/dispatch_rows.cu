@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kAtOnce = 8;  // row numbers of a token that a thread holds at a time
 
-// Writes zeros to the rows that no token is copied to: a warp looks at 32 rows.
+// Writes zeros to the rows that no token is copied to. A warp looks at 32 rows.
 template <class T, bool kAligned>
 __device__ void clear_rows(GatherArguments const& arguments, unsigned first, unsigned rows,
                            int batch) {

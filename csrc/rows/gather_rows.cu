@@ -1,4 +1,4 @@
-// Copies tokens to rows, row by row, if the inverse of the indices is not known.
+// Copies tokens to rows, row by row. This needs no inverse of the indices.
 #include <algorithm>
 
 #include "rows/vector.h"
@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kAtOnce = 4;  // rows of a thread: loads in flight
 
-// How much of the tokens the cache is to hold while their copies pass through it. Tokens with more
-// are copied some columns at a time, so that memory is read once.
+// The bytes of tokens that the cache holds while their copies pass through it. Tokens with more
+// bytes are copied some columns at a time, so that each token is read from memory once.
 constexpr int64_t kCachedBytes = 16 << 20;
 
 template <class T, bool kAligned, bool kWeighted>

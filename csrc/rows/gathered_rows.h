@@ -5,15 +5,16 @@
 
 namespace jgg {
 
-// An operand whose rows are `tokens` others in any order, with repeats: row i of it is row
-// of[i] / divisor of what it points to, and zero if that is out of range. Null if the rows are
-// there.
+// An operand whose rows are copies of `tokens` rows in memory, in any order and with repeats. Row i
+// of the operand is row of[i] / divisor in memory, or zero if that is out of range. If `of` is
+// null, the rows in memory are the operand.
 struct GatheredRows {
   int const* of = nullptr;
   int divisor = 1;
   int tokens = 0;
 
-  // The row of memory that `index` stands for, -1 if none does.
+  // Returns the row in memory for `index`, which is an element of `of`, or -1 if `index` is
+  // negative.
   JGG_HOST_DEVICE int row(int index) const {
     return index < 0 ? -1 : divisor == 1 ? index : index / divisor;
   }

@@ -1,5 +1,6 @@
-// Inner products of every token with its rows: the gradient of the weights of a weighted sum of
-// rows. A warp computes a token, and the sums of its lanes are always added up in the same order.
+// Computes the inner products of every token with its rows. They are the gradient of the weights of
+// a weighted sum of rows. A warp takes a token, and always adds up the sums of its lanes in the
+// same order.
 #include "rows/vector.h"
 
 namespace jgg::rows {
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(kThreads) row_dots_kernel(DotsArguments argume
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        // A token of which every row is elsewhere may be anything, and zero times it not a zero.
+        // A token may have NaN or infinities, and zero times these is NaN. A pair without a row
+        // must give zero.
         if (row[i] >= rows) continue;
 #pragma unroll
         for (int j = 0; j < Part::kElements; ++j) {

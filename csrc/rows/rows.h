@@ -28,7 +28,7 @@ struct Batched {
   }
 };
 
-// Rows at or past `count` are neither read nor written, nor are those that no index is in range of.
+// Rows at or past `count` are neither read nor written.
 struct RowCount {
   Batched<int const> count;  // null: all rows
   int rows;
@@ -60,9 +60,10 @@ struct GatherArguments {
   void* y;  // [batches, rows, columns]
 };
 
-// y[row of (t, c)] = w[t, c] x[t]: the same where `index` and the pairs are inverse to each other.
+// y[row of (t, c)] = w[t, c] x[t]. This is the result of gather_rows(), because `gather.index` and
+// `pairs.row` are inverse to each other.
 struct DispatchArguments {
-  GatherArguments gather;  // whose weights are those of the pairs
+  GatherArguments gather;  // its weights are `pairs.weights`
   Pairs pairs;
 };
 
@@ -73,7 +74,7 @@ struct CombineArguments {
   Pairs pairs;
   Batched<void const> y;  // [rows, columns], the stride in bytes
   void* x;                // [batches, tokens, columns]
-  bool follows = false;   // whether the kernel before, which writes y, may still run
+  bool follows = false;   // whether the previous kernel, which writes y, may still run
 };
 
 // w[t, c] = <x[t], y[row of (t, c)]> in float32, zero for a pair without a row.
@@ -86,11 +87,11 @@ struct DotsArguments {
   float* weights;         // [batches, tokens, choices]
 };
 
-// A stable counting sort of pairs by the expert that each one goes to. An expert outside [0,
-// experts) is none of them: such pairs come last and are not counted.
+// A stable counting sort of pairs by the expert that each pair goes to. Pairs whose expert is
+// outside [0, experts) come last and are not counted.
 struct SortArguments {
   int const* expert;  // [batches, pairs]
-  int* order;         // [batches, pairs], the pair that comes at each place
+  int* order;         // [batches, pairs], the pair at each place
   int* inverse;       // [batches, pairs], the place of each pair
   int* group_sizes;   // [batches, experts]
   int* workspace;     // [batches, blocks, experts + 1], unused if there is one block
@@ -100,14 +101,14 @@ struct SortArguments {
   int blocks;  // that share the pairs of a batch
 };
 
-// The number of experts for which a block's counters have room.
+// The most experts for which a thread block has room for counters.
 constexpr int kMostExperts = 16384;
 
 cudaError_t gather_rows(GatherArguments const& arguments, cudaStream_t stream);
 cudaError_t dispatch_rows(DispatchArguments const& arguments, cudaStream_t stream);
 cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream);
 cudaError_t row_dots(DotsArguments const& arguments, cudaStream_t stream);
-// One launch for one block, else two.
+// Launches one kernel if `blocks` is 1, else two kernels.
 cudaError_t sort_by_expert(SortArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::rows

@@ -1,8 +1,8 @@
-// A block takes consecutive pairs, and each of its warps takes consecutive pairs of these. Each
-// warp counts its pairs of every expert. The first place of a warp's pairs of an expert is the sum
-// of three counts: all pairs of earlier experts, and the pairs of this expert in earlier blocks and
-// in earlier warps of the block. From there the warp gives out places in the order of its pairs.
-// Nothing depends on which block or warp runs first.
+// Sorts pairs by their experts. A block takes consecutive pairs, and each of its warps takes
+// consecutive pairs of these. Each warp counts its pairs of every expert. The first place of a
+// warp's pairs of an expert is the sum of three counts: all pairs of earlier experts, and the pairs
+// of this expert in earlier blocks and in earlier warps of the block. From this place on, the warp
+// places its pairs in their order. Nothing depends on which block or warp runs first.
 #include <cstdint>
 
 #include "rows/rows.h"
@@ -16,13 +16,14 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = ~0u;
 constexpr int kAhead = 4;  // pairs that a thread loads at once
 
-// Each expert's, and one for pairs that go to none.
+// Returns the number of bins: one for each expert, and one for the pairs that go to no expert.
 __host__ __device__ constexpr int bins_of(int experts) { return experts + 1; }
 
 // Words of shared memory of a block on every GPU of compute capability 9.0.
 constexpr int kSharedWords = (227 << 10) / sizeof(int);
 
-// How many warps of a block sort: as many as have room for counters, beside those of the block.
+// Returns how many warps of a block sort. Each of them has a counter for each bin in shared memory,
+// which also has two counters of the block for each bin.
 __host__ __device__ constexpr int warps_of(int experts) {
   int const fit = (kSharedWords - kWarps) / bins_of(experts) - 2;
   return fit < kWarps ? fit : kWarps;
@@ -33,7 +34,7 @@ struct Range {
   int begin;
   int end;
 
-  // Part `part` of `parts`, each but the last a multiple of `unit` long.
+  // Returns part `part` of `parts`. Lengths of all parts but the last are multiples of `unit`.
   __device__ Range part(int part, int parts, int unit) const {
     int const units = (end - begin + unit - 1) / unit;
     int const length = (units + parts - 1) / parts * unit;
@@ -42,8 +43,8 @@ struct Range {
   }
 };
 
-// Calls `function` with each of a warp's pairs and its bin, a warp's width of them at a time, or
-// with a negative bin where there is no pair. All lanes call it.
+// Calls function(pair, bin) for each of a warp's pairs, in each lane for a different pair. All
+// lanes call `function` together, and a lane without a pair passes a negative bin.
 template <class Function>
 __device__ __forceinline__ void for_each_pair(int const* __restrict__ expert, int experts,
                                               Range pairs, Function function) {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void for_each_pair(int const* __restrict__ expert, in
   }
 }
 
-// The exclusive sums of a value of each thread of the block.
+// Returns the sum of `value` over all earlier threads of the block.
 __device__ __forceinline__ int sum_before(int value, int* warp_sums) {
   int const lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   auto const inclusive = [lane](int sum) {
@@ -94,7 +95,7 @@ __device__ __forceinline__ int* counts_of_block(SortArguments const& arguments, 
   return arguments.workspace + row * bins_of(arguments.experts);
 }
 
-// How many of a block's pairs go to each expert, to the workspace.
+// Writes to the workspace how many of a block's pairs go to each expert.
 __global__ void __launch_bounds__(kThreads, 1) count_kernel(SortArguments arguments) {
   extern __shared__ int count[];  // [bins]
   int const bins = bins_of(arguments.experts);
@@ -110,8 +111,9 @@ __global__ void __launch_bounds__(kThreads, 1) count_kernel(SortArguments argume
   for (int bin = threadIdx.x; bin < bins; bin += kThreads) to[bin] = count[bin];
 }
 
-// Adds up what all blocks counted: `total` of each bin, and `before` of the blocks before this one.
-// A warp has 32 bins, and as many warps as there are share those of the same bins.
+// Adds up the counts of each bin: those of all blocks to `total`, and those of earlier blocks to
+// `before`. A warp takes 32 bins. If there are more warps than all bins need, several warps take
+// the same bins, and each of them adds up a part of the blocks.
 __device__ __forceinline__ void add_blocks(SortArguments const& arguments, int* total,
                                            int* before) {
   constexpr int kCounts = 16;  // that a thread loads at once
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments argume
   if constexpr (!kAlone) add_blocks(arguments, total, before);
   __syncthreads();
 
-  // The start of each warp's pairs of a bin, within the bin.
+  // Compute the start of each warp's pairs of a bin, within the bin.
   for (int bin = threadIdx.x; bin < bins; bin += kThreads) {
     int sum = before[bin];
 #pragma unroll 8
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments argume
   }
   __syncthreads();
 
-  // The start of each bin.
+  // Compute the start of each bin.
   int const each = (bins + kThreads - 1) / kThreads, first_bin = threadIdx.x * each;
   int sum = 0;
   for (int bin = first_bin; bin < min(first_bin + each, bins); ++bin) sum += total[bin];

@@ -15,7 +15,7 @@ namespace jgg::rows {
 constexpr int kVectorBytes = 16;
 constexpr int kThreads = 256;
 
-// 16 bytes where all rows begin at multiples of that, else one element.
+// 16 bytes if all rows begin at multiples of 16 bytes, else one element.
 template <class T, bool kAligned>
 struct Vector {
   static constexpr int kElements = kAligned ? kVectorBytes / sizeof(T) : 1;
@@ -32,7 +32,7 @@ struct Vector {
   }
 
   __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Bits*>(to) = bits; }
-  // For results of which more are written than the cache holds.
+  // Stores a part of results that are larger than the cache.
   __device__ __forceinline__ void store_streaming(T* to) const {
     __stcs(reinterpret_cast<Bits*>(to), bits);
   }
@@ -59,20 +59,20 @@ struct Vector {
   }
 };
 
-// The rows that exist: how many come before the first that does not.
+// Returns the number of rows that exist. They come before all others.
 __device__ __forceinline__ unsigned valid_rows(RowCount const& rows, int batch) {
   if (rows.count.data == nullptr) return rows.rows;
   return max(0, min(*rows.count.of(batch), rows.rows));
 }
 
-// How a block's threads share rows: `lanes` threads have as many consecutive vectors of a row, and
-// `down` rows, or tokens, are next to each other.
+// How a block's threads share rows. `lanes` threads take consecutive vectors of the same row, one
+// each. down() such sets of threads take adjacent rows or tokens.
 struct Sharing {
   int lanes;
-  int across;       // blocks to a row
-  bool row_by_row;  // blocks of a row follow each other; else those of a column do
+  int across;       // blocks that share a row
+  bool row_by_row;  // blocks are numbered row by row, not column by column
 
-  // `widest` lanes at most, where that wastes no more than fewer would.
+  // Chooses the most lanes, up to `widest`, that leave no more lanes idle than fewer lanes would.
   static Sharing of(int vectors, int widest, bool row_by_row) {
     int lanes = 1;
     while (lanes < vectors && lanes < 32) lanes *= 2;
@@ -92,7 +92,7 @@ struct Sharing {
 };
 
 struct Place {
-  int row;     // of the block's, counted in units of a thread's rows
+  int row;     // in units of the rows that a thread takes
   int vector;  // within the row
 
   __device__ __forceinline__ Place(Sharing const& sharing, unsigned block, unsigned blocks) {
@@ -115,7 +115,7 @@ struct Type {
   using type = T;
 };
 
-// Calls `function` with the element type and whether rows are in vectors of 16 bytes.
+// Calls `function` with the element type and whether rows consist of vectors of 16 bytes.
 template <class Function>
 cudaError_t with_type(Shape const& shape, Function function) {
   auto const with_alignment = [&](auto type) {

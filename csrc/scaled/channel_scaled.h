@@ -14,7 +14,7 @@ struct ChannelScaledNoncontracting : ScaledNoncontracting<Config_> {
   static constexpr bool kHasWideScales = false;
 
   struct Params : Base::Params {
-    int channels;  // n, or 1 of a matrix
+    int channels;  // scales of a matrix: n, or 1
   };
 
   template <class Sums>
@@ -24,7 +24,7 @@ struct ChannelScaledNoncontracting : ScaledNoncontracting<Config_> {
   __device__ static void fetch_channel_scales(Params const& params, WorkTile const& work,
                                               Epilogue const& epilogue) {
     bool const has_products = work.k_tiles > 0;
-    // Rows that no local group owns have no matrix either.
+    // Unowned rows have no matrix. With group 0, addresses stay valid.
     int const group = has_products ? work.group : 0;
     float const* const channels = params.channel_scales + work.batch * params.channel_batch_stride +
                                   int64_t(group) * params.channels;

@@ -1,4 +1,4 @@
-// The launch of a noncontracting FP8 product whose scales are the same all along K.
+// Launches a noncontracting FP8 product whose scales do not change along K.
 #pragma once
 
 #include "scaled/channel_scaled.h"

@@ -1,7 +1,7 @@
-// out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
-// in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
-// of a step lie next to each other. rhs has scales for each block, or the same scales for all
-// blocks.
+// The problem out[group] = lhs[m, tokens of group] . rhs[n, tokens of group] with scales: where its
+// tiles and operands lie in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so
+// that the rows of a tile are contiguous in each step. rhs has scales for each block, or the same
+// scales for all blocks.
 //
 // Multiplying by two scales that change from step to step takes a fifth of the kernel's time. If
 // the scales of one operand do not change, that operand is rhs here, and its scales are applied at
@@ -77,7 +77,8 @@ struct ScaledContracting {
   __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
                                      float* to_lhs, float* to_rhs) {
     RowScales const& lhs = params.lhs_scales[is_second(params, work)];
-    // Blocks that are missing are read as zeros by TMA; their scales must exist as well.
+    // TMA reads blocks past the last one as zeros. Such blocks take the scales of the last block,
+    // because scales must be read from a valid address.
     int const row = min(work.begin / kScaleBlock + block, params.blocks - 1);
     ScaleLoader::copy_rows<Config::kTileM>(
         lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride,
@@ -87,7 +88,8 @@ struct ScaledContracting {
           params.column_scales +
           (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
       for (int i = threadIdx.x % kScaleThreads * 4; i < Config::kTileN; i += kScaleThreads * 4) {
-        // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
+        // Rows of scales are multiples of four long, because rows of the result are multiples of 16
+        // bytes.
         ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
       }
     }
@@ -147,7 +149,7 @@ struct ScaledContracting {
   }
 
  private:
-  // The rows of all products together.
+  // Returns the rows of all products together.
   static int rows(ScaledArguments const& a) {
     if (Config::kResults == 1) return a.m;
     return Config::kResults * ceil_div(a.m, Config::kTileM) * Config::kTileM;
@@ -156,14 +158,15 @@ struct ScaledContracting {
   __device__ static bool is_second(Params const& params, WorkTile const& work) {
     return Config::kResults == 2 && work.m >= params.second_m;
   }
-  // The first row of a tile in its own product.
+  // Returns the first row of a tile in its own product.
   __device__ static int row_of(Params const& params, WorkTile const& work) {
     return is_second(params, work) ? work.m - params.second_m : work.m;
   }
 
   static constexpr int kPastAllBlocks = 1 << 30;
 
-  // The index, in all of an operand's batches, of a tile's block-th block.
+  // Returns the index of a tile's block number `block` among the blocks of all batches of an
+  // operand.
   __device__ static int block_at(Params const& params, WorkTile const& work, int block,
                                  int batched) {
     int const in_batch = work.begin / kScaleBlock + block;

@@ -1,4 +1,4 @@
-// The launch of a contracting FP8 product.
+// Launches contracting FP8 products.
 #pragma once
 
 #include "scaled/contracting.h"

@@ -1,4 +1,5 @@
-// Noncontracting products with stream-K: a work tile may be a piece, some of a unit's steps of K.
+// Noncontracting products with stream-K: a work tile may be a piece, which is some of a unit's
+// steps.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,7 @@ struct CutScaled : Base_ {
     return Base::make_params(a, params);
   }
 
-  // The clusters that have work.
+  // Returns the most clusters that have work.
   static int64_t max_units(ScaledArguments const& a) {
     return std::min(Assignment::kClustersAUnit * Base::max_units(a),
                     max_clusters<Config>(workspace(a)));

@@ -20,13 +20,14 @@ struct GatheredScaledNoncontracting : ScaledNoncontracting<Config_> {
 
   __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
 
-  // The number of row `i` of the tile, not of a token if there is no such row.
+  // Returns the number of the token that is row `i` of the tile. The number is out of range if
+  // there is no such row.
   __device__ static int token_of(Params const& params, WorkTile const& work, int i) {
     int const in_group = work.m + i;
     return params.rows.row(in_group < work.extent ? params.rows.of[work.begin + in_group] : -1);
   }
 
-  // The address of the scales of the row with this number, null if there is no such row.
+  // Returns the address of the scales of token `row`, or null if there is no such token.
   __device__ static float const* scales_of(Params const& params, int row) {
     bool const exists = unsigned(row) < unsigned(params.rows.tokens);
     RowScales const& lhs = params.lhs_scales;

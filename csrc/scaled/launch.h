@@ -11,13 +11,13 @@
 
 namespace jgg::sm90 {
 
-// The types of rhs for one of lhs. No kernel multiplies two operands in E5M2: Python splits lhs
-// into two arrays in E4M3.
+// The types that rhs may have for a type of lhs. No kernel multiplies two operands in E5M2: Python
+// splits lhs into two arrays in E4M3.
 template <ElementType kLhsType>
 using RhsTypes = std::conditional_t<kLhsType == ElementType::kE5m2, OneOf<ElementType::kE4m3>,
                                     OneOf<ElementType::kE4m3, ElementType::kE5m2>>;
 
-// `kType` is that of lhs.
+// `kType` is the type of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Work,
           ElementType kType, ScaledForm kForm = ScaledForm{}>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,

@@ -1,4 +1,5 @@
-// out[m, n] = lhs[m, k] . rhs[group of row m][n, k], scaled: coordinates of its tiles in memory.
+// The problem out[m, n] = lhs[m, k] . rhs[group of row m][n, k] with scales: where its tiles and
+// operands lie in memory.
 #pragma once
 
 #include "ragged/group_rows.h"
@@ -31,8 +32,8 @@ struct ScaledNoncontracting : GroupRows<Config_> {
     int store_shift;
   };
 
-  // Rows past the group's end read as zeros: they only reach rows of the result that are not
-  // stored, and zeros cost neither bandwidth nor the tensor cores' power.
+  // Rows past the group's end only reach rows of the result that are not stored. The descriptor
+  // reads them as zeros, which cost neither bandwidth nor power of the tensor cores.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
                                   Loader const& loader, uint8_t* to, bool shared) {
@@ -60,10 +61,10 @@ struct ScaledNoncontracting : GroupRows<Config_> {
                       rhs + int64_t(block) * params.rhs_scales.block_stride);
   }
 
-  // The first step of a tile.
+  // Returns the first step of a tile, which is 0 for whole tiles.
   __device__ static int first_step(WorkTile const&) { return 0; }
 
-  // The scales of four K tiles from `block` on, a multiple of four.
+  // Returns the scales of four K tiles from `block` on, which is a multiple of four.
   __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work,
                                                    int block) {
     RowScales const& lhs = params.lhs_scales;
@@ -76,7 +77,7 @@ struct ScaledNoncontracting : GroupRows<Config_> {
             block};
   }
 
-  // Scales that are the same all along K are applied once, at the end.
+  // Multiplies by the scales that do not change along K, once at the end of a tile.
   template <class Sums>
   __device__ static void finish(Params const& params, WorkTile const& work, Sums& sums) {
     if (!params.channel_scales) return;
@@ -93,8 +94,8 @@ struct ScaledNoncontracting : GroupRows<Config_> {
     }
   }
 
-  // The address of the scales that this thread loads for the first K tile; null for threads that
-  // load none.
+  // Returns the address of the scales that this thread loads for the first K tile, or null for
+  // threads that load none.
   __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
     BlockScales const& rhs = params.rhs_scales;
     int const i = threadIdx.x % kScaleThreads;

@@ -1,4 +1,4 @@
-// The launch of a noncontracting FP8 product.
+// Launches noncontracting FP8 products.
 #pragma once
 
 #include "scaled/gathered_noncontracting.h"
@@ -14,7 +14,7 @@ cudaError_t scaled_noncontracting(TileConfig config, ScaledArguments const& argu
       config, arguments, stream);
 }
 
-// Gathered variant; compiled with the same FFMA pacing as scaled_noncontracting.
+// Launches the product whose rows of lhs lie anywhere in memory.
 template <ElementType kType>
 cudaError_t scaled_gathered(TileConfig config, ScaledArguments const& arguments,
                             cudaStream_t stream) {

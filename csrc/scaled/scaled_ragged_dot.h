@@ -16,8 +16,8 @@ namespace jgg {
 // contiguous along the contracted dimension:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
 //   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
-// In the second, k is the ragged dimension: each block of 128 is of one group, which starts at a
-// block's start, and zeros fill up its last one.
+// In the contracting product, k is the ragged dimension. Each group starts at the start of a block
+// of 128, and its last block is padded with zeros.
 struct ScaledArguments {
   void const* lhs;
   void const* rhs;
@@ -32,7 +32,7 @@ struct ScaledArguments {
   float const* channel_scales;
   int64_t channel_batch_stride;
   float const* column_scales;  // contracting: [b, k / 128, n]
-  void* workspace;             // of kernels that cut the last wave
+  void* workspace;             // of stream-K kernels
   int64_t workspace_bytes;
   GroupSizes groups;
   GatheredRows rows;  // of lhs [rows.tokens, k] and its scales: gathered_scaled_noncontracting
@@ -41,23 +41,23 @@ struct ScaledArguments {
   int m;
   int n;
   int k;
-  // paired_scaled_contracting: of another product with the same rhs
+  // paired_scaled_contracting: the operands of a second product with the same rhs
   void const* second_lhs;
   RowScales second_lhs_scales;
   void* second_out;
   bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
-  bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
+  bool fast_accumulation;  // channel_scaled_noncontracting: only the tensor cores add
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
-// kNotCompiled if there is no such kernel.
+// All functions return kNotCompiled if there is no such kernel.
 cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                          cudaStream_t stream);
-// For scales that do not change along K: neither `lhs_scales` from step to step, nor those of rhs,
-// which are `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
+// For scales that do not change along K. `lhs_scales` are the same for all steps. rhs has
+// `channel_scales` [b, local_groups, n], or `rhs_scales` with one scale for each matrix.
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
-// Takes `rows`, no batch dimension, and scales of blocks where k / 128 is a multiple of four.
+// Takes `rows`, no batch dimension, and block scales for which k / 128 is a multiple of four.
 cudaError_t gathered_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                            cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
@@ -65,7 +65,8 @@ cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& ar
 // Takes `channel_scales` instead of `column_scales`.
 cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream);
-// Two of these as one launch, with results of 16 bits that are transposed.
+// Launches two channel-scaled contracting products as one kernel. The results have 16 bits and are
+// transposed.
 cudaError_t paired_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
 

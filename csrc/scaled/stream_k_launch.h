@@ -1,4 +1,4 @@
-// The launches of noncontracting FP8 products whose last wave is cut along K.
+// Launches noncontracting FP8 products with stream-K kernels, whose last wave is cut along K.
 #pragma once
 
 #include "scaled/cut_noncontracting.h"
@@ -14,8 +14,8 @@ cudaError_t scaled_noncontracting_stream_k(TileConfig config, ScaledArguments co
       config, arguments, stream);
 }
 
-// In pieces, sums are promoted whether they have to be or not: without, they and those of another
-// block spill a kilobyte.
+// Pieces promote their sums to float32 registers even for fast accumulation. Otherwise these sums
+// and the sums handed over by another thread block spill a kilobyte of registers.
 template <ElementType kType>
 cudaError_t cut_noncontracting_channels(TileConfig config, ScaledArguments const& arguments,
                                         cudaStream_t stream) {

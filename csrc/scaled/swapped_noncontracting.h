@@ -20,7 +20,7 @@ struct SwappedScaledNoncontracting : ScaledNoncontracting<Config_> {
                 kRaggedRows - work.extent + work.m + row, kRaggedRows, end);
   }
 
-  // The scale of one of a tile's columns that is the same all along K.
+  // Returns the scale of a tile's column that does not change along K, or 1 if there is none.
   __device__ static float channel_scale(Params const& params, WorkTile const& work, int column) {
     int const n = work.n + column;
     if (!params.channel_scales || work.k_tiles == 0 || n >= params.n) return 1.0f;

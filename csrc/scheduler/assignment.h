@@ -6,7 +6,7 @@
 
 namespace jgg {
 
-// The value of `partials` where a cluster hands its sum over to another one.
+// The value of `partials` if a cluster hands its sum over to another cluster.
 constexpr int kHandsOver = -1;
 
 // Consecutive steps of one unit, computed by one cluster.
@@ -14,32 +14,32 @@ struct Piece {
   int unit;
   int first_step;
   int steps;
-  // How many clusters just before this one hand over their sums of the unit's later steps, the
-  // nearest one those that come next; this one adds them to its own and stores the result. Or
-  // kHandsOver.
+  // How many of the clusters just before this cluster hand over sums of the unit's later steps. The
+  // nearest cluster has the steps that come next. This cluster adds these sums to its own and
+  // stores the result. If this cluster hands its sum over, the value is kHandsOver.
   int partials;
 };
 
-// Deals `units` units of `steps` steps each to the clusters of a persistent grid. Full waves, a
-// whole unit for each cluster, are as they would be without all this: their clusters read the same
-// part of K at the same time, which is how they come to share operands in L2. The units of the
-// last, partial wave are laid end to end and cut into ranges of equal length, one for each cluster
-// that takes part. A range is at most a unit long, so it consists of the end of one unit and the
-// beginning of the next.
+// Deals `units` units of `steps` steps each to the clusters of a persistent grid. Full waves, in
+// which each cluster gets a whole unit, are not cut. Their clusters read the same part of K at the
+// same time, and so share operands in L2. The units of the last, partial wave are laid end to end
+// and cut into ranges of equal length, one for each cluster that takes part. A range is at most a
+// unit long, so it lies in one unit, or in the end of a unit and the beginning of the next unit.
 //
-// The cluster with a unit's first steps finishes it, and needs the sums of those with the rest.
-// Ranges are dealt from the last to the first, so a cluster waits only for clusters before it in
-// the grid, and each of those hands over before it waits for anything itself. Devices start the
-// blocks of a grid in the order of their numbers (which is nowhere promised, but much relied on):
-// whatever else holds part of the device, a cluster that is waited for is done or running.
+// The cluster with a unit's first steps stores the unit, and needs the sums of the clusters with
+// its other steps. Ranges are dealt from the last to the first, so a cluster waits only for
+// clusters before it in the grid, and each of these clusters hands over its sum before it waits for
+// anything itself. Devices start the thread blocks of a grid in the order of their numbers. CUDA
+// does not promise this order, but much code relies on it. A cluster that another cluster waits for
+// is therefore done or running, even if other kernels hold part of the device.
 class Assignment {
  public:
-  // Cutting must save this many K tiles, because the fixup costs some: the 128 KB of a tile leave a
-  // multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
+  // Cutting must save this many K tiles, because the fixup takes time. As an estimate, the 128 KB
+  // of a tile leave a multiprocessor in the time of two to three steps, and arrive as slowly.
   static constexpr int kWorthwhile = 16;
 
-  // The most clusters that share a unit of the last wave, so that few units still make a larger
-  // grid.
+  // The most clusters that share a unit of the last wave. A launch of few units has a grid of this
+  // many clusters per unit.
   static constexpr int kClustersAUnit = 4;
 
   JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)
@@ -59,11 +59,11 @@ class Assignment {
     range_left_ = end - begin;
     range_unit_ = whole_end_ + begin / steps;
     range_step_ = begin % steps;
-    // Ranges that begin inside the last unit of this one.
+    // Count the later ranges that begin inside the last unit of this range.
     while (cuts.at(range + 1 + partials_) / steps == (end - 1) / steps) ++partials_;
   }
 
-  // The next piece of this cluster; false after the last one.
+  // Sets `piece` to the next piece of this cluster. Returns false after the last piece.
   JGG_HOST_DEVICE bool next(Piece& piece) {
     if (unit_ < whole_end_) {
       piece = {unit_, 0, steps_, 0};
@@ -83,12 +83,13 @@ class Assignment {
     return true;
   }
 
-  // Clusters that have work in the last wave.
+  // Returns the number of clusters that have work in the last wave.
   JGG_HOST_DEVICE int busy() const { return busy_; }
 
  private:
-  // How many ranges the units of a partial wave are cut into; 0 if it is nearly full. In these
-  // ratios of few ranges to few units, neighbours still read the same parts of K.
+  // Returns how many ranges the units of a partial wave are cut into, or 0 if the wave is nearly
+  // full. The ratios of ranges to units have small numerators and denominators, so that
+  // neighbouring clusters still read the same parts of K.
   JGG_HOST_DEVICE static int ranges_of(int units, int clusters) {
     if (units == 0) return 0;
     if (units * kClustersAUnit <= clusters) return units * kClustersAUnit;
@@ -106,7 +107,7 @@ class Assignment {
     int steps;
     int ranges;
 
-    // units * steps * range / ranges, without a product that overflows.
+    // Returns units * steps * range / ranges, without a product that overflows.
     JGG_HOST_DEVICE unsigned at(int range) const {
       unsigned const share = unsigned(units) * range;
       return share * (steps / ranges) + share * (steps % ranges) / ranges;

@@ -9,19 +9,20 @@
 
 namespace jgg {
 
-// The cuts of chains, the same for all clusters. Full waves, which give a whole chain to each
-// cluster, are not cut. Left-over chains, fewer than clusters, are all cut at the same steps into
-// as many pieces as there are clusters for, or as are worth it, so that the clusters of one piece
-// read the same operands at the same time. If clusters remain, the pieces end early, and what is
-// left at the end of the chains, the tails, is laid end to end and dealt to them in equal shares.
+// Where chains are cut, which all clusters compute alike. Full waves, which give a whole chain to
+// each cluster, are not cut. The remaining chains are fewer than the clusters. They are all cut at
+// the same steps, into as many pieces as there are clusters for, or as are worth it. Clusters with
+// the same piece of different chains therefore read the same operands at the same time. If clusters
+// remain, the pieces end early. The tails, which are the steps left at the ends of the chains, are
+// laid end to end and dealt to the remaining clusters in equal shares.
 class ChainCuts {
  public:
   // Cost of the fixup between two pieces, in K tiles: the 128 KB of a tile leave a multiprocessor
-  // in the time of two to three, and come in as slowly.
+  // in the time of two to three K tiles, and arrive as slowly.
   static constexpr int kHandOver = 5;
-  // A cut closer than this to the end of what it cuts is made there.
+  // If a cut is closer than this to an end of what it cuts, it moves to that end.
   static constexpr int kLeastPiece = 8;
-  // Pieces are no shorter.
+  // The least steps of a piece, if the chain is that long.
   static constexpr int kLeastReach = 16;
   // The end of every chain.
   static constexpr int kEnd = 0x7fffffff;
@@ -30,7 +31,8 @@ class ChainCuts {
   static constexpr int kMostClusters = 144;
 
   ChainCuts() = default;
-  // `longest` are the steps of the longest tile of a chain, all whose sums one cluster adds.
+  // `longest` is the number of steps of the longest tile of a chain. One cluster adds all sums of a
+  // tile.
   JGG_HOST_DEVICE ChainCuts(int chains, int length, int longest, int clusters)
       : length_(length),
         cut_(chains % clusters),
@@ -48,7 +50,7 @@ class ChainCuts {
     if (pieces_ < most || spare == 0) return;
     int const shared_reach = static_cast<int>(
         (unsigned(cut_) * unsigned(length + kHandOver) + clusters - 1) / unsigned(clusters));
-    // A cluster hands over the sum of each tail that it gets.
+    // A cluster hands over a sum for each tail that it gets.
     int const cost = (cut_ / spare + 2) * kHandOver;
     if (reach_ - shared_reach < cost + kLeastPiece) return;
     spare_ = spare;
@@ -56,34 +58,37 @@ class ChainCuts {
     adding_ = cost_of_adding(longest);
   }
 
-  // Chains that one cluster computes from end to end; those from here on are cut.
+  // Returns how many chains are whole: one cluster computes each of them from end to end. Later
+  // chains are cut.
   JGG_HOST_DEVICE int whole() const { return whole_; }
   JGG_HOST_DEVICE int cut() const { return cut_; }
-  // Pieces of each chain that is cut. All are of equal length, and the tail is not counted.
+  // Returns the number of pieces of each chain that is cut. The tail does not count.
   JGG_HOST_DEVICE int pieces() const { return pieces_; }
-  // Clusters that compute tails.
+  // Returns the number of clusters that compute tails.
   JGG_HOST_DEVICE int spare() const { return spare_; }
 
   JGG_HOST_DEVICE int length() const { return length_; }
 
-  // Steps of the cluster with the most of them, of `clusters`, and what adding the sums of the
-  // longest tile takes.
+  // Returns the steps of the busiest of `clusters` clusters, plus the time in steps of adding the
+  // sums of the longest tile.
   JGG_HOST_DEVICE int busy(int clusters) const {
     return whole_ / clusters * length_ + reach_ + adding_;
   }
 
-  // Sums that can be handed over, and the most for any length.
+  // sums() returns how many sums can be handed over, and most_sums() returns the most for chains of
+  // any length.
   JGG_HOST_DEVICE int sums() const { return cut_ * sums_of_chain(); }
   static int most_sums(int chains, int clusters) {
     int const cut = chains % clusters;
     return cut == 0 ? 0 : cut * (clusters / cut + 1);
   }
-  // Partial sums of one chain: those of all pieces and of both parts of the tail, except the first.
+  // Returns how many sums of a chain can be handed over: one of each piece but the first, and two
+  // of the tail, which may have two parts.
   JGG_HOST_DEVICE int sums_of_chain() const { return pieces_ - 1 + (spare_ > 0 ? 2 : 0); }
 
-  // The first step of part `part` of the chain `cut` places after the first one that is cut: of its
-  // pieces, of the tail, and of the part of the tail that the next cluster computes. kEnd if it has
-  // no such part.
+  // Returns the first step of part `part` of cut chain number `cut`, or kEnd if the chain has no
+  // such part. The parts of a chain are its pieces, its tail, and the part of the tail that the
+  // next cluster computes.
   JGG_HOST_DEVICE int begin(int cut, int part) const {
     if (part < pieces_) return part * reach_;
     if (spare_ == 0 || part > pieces_ + 1) return kEnd;
@@ -99,7 +104,7 @@ class ChainCuts {
     int step;
   };
 
-  // Where the tails begin that are share `share` of them, one for each spare cluster.
+  // Returns where share `share` of the tails begins. There is a share for each spare cluster.
   JGG_HOST_DEVICE Place share_begin(int share) const {
     int const tail = length_ - tails_begin() + kHandOver;
     unsigned const tails = unsigned(share) * cut_;
@@ -118,13 +123,14 @@ class ChainCuts {
   JGG_HOST_DEVICE static int min(int a, int b) { return a < b ? a : b; }
   JGG_HOST_DEVICE static int max(int a, int b) { return a > b ? a : b; }
 
-  // Pieces of r steps take these, and longest / r additions of half of kHandOver each. Together
-  // that is least near the root of their product; a little above it there are fewer sums to wait
-  // for.
+  // Returns the least steps of a piece that are worth it. Pieces of r steps take the time of r
+  // steps and of longest / r additions, each of kHandOver / 2. The total is least if r is the root
+  // of longest * kHandOver / 2. With a slightly larger r, there are fewer sums to wait for.
   JGG_HOST_DEVICE static int least_reach(int longest) {
     return max(kLeastReach, static_cast<int>(sqrtf(float(kHandOver) * float(longest))));
   }
-  // Handing one sum over, and adding each sum of the longest tile, take half of kHandOver each.
+  // Returns the time in steps of handing a sum over and adding the sums of the longest tile. Each
+  // takes kHandOver / 2.
   JGG_HOST_DEVICE int cost_of_adding(int longest) const {
     return (1 + ceil_div(longest, max(reach_, 1))) * kHandOver / 2;
   }
@@ -134,8 +140,8 @@ class ChainCuts {
   int whole_;
   int pieces_;
   int spare_;
-  int reach_;   // of each piece
-  int adding_;  // steps that handing sums over and adding them takes
+  int reach_;   // steps of each piece
+  int adding_;  // time of handing sums over and adding them, in steps
 };
 
 // Consecutive steps of one chain.
@@ -148,7 +154,8 @@ struct ChainRange {
 
 // The ranges of one cluster, in the order in which it computes them. Clusters with later steps of a
 // chain come first in the grid: see the comment of `Assignment`. All ranges of a cluster but its
-// last one end at the end of a chain, so it hands all its sums over before it waits for one.
+// last one end at the end of a chain, so the cluster hands all its sums over before it waits for a
+// sum.
 class ChainAssignment {
  public:
   JGG_HOST_DEVICE ChainAssignment(ChainCuts const& cuts, int cluster, int clusters)
@@ -167,7 +174,7 @@ class ChainAssignment {
     }
   }
 
-  // False after the last one.
+  // Sets `range` to the cluster's next range. Returns false after the last range.
   JGG_HOST_DEVICE bool next(ChainCuts const& cuts, ChainRange& range) {
     if (chain_ < cuts.whole()) {
       range = {chain_, 0, ChainCuts::kEnd, 0};
@@ -184,8 +191,8 @@ class ChainAssignment {
 
  private:
   int clusters_;
-  int chain_;              // the next one that is computed from end to end
-  ChainCuts::Place cut_;   // where the next range of another chain begins
+  int chain_;              // the next chain that is computed from end to end
+  ChainCuts::Place cut_;   // where the next range of a cut chain begins
   int part_;               // of that chain
   ChainCuts::Place last_;  // where the last range ends
 };

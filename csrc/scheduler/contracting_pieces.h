@@ -20,18 +20,18 @@ struct ChainSteps {
 };
 
 // The pieces of one cluster, in the order in which it computes them. All groups have the same
-// units, so unit i of the first group, unit i of the second one and so on make up a chain, and all
-// chains are equally long: they are dealt out by `ChainAssignment`. A piece is a tile of a part of
-// its group's rows. Groups without rows have no tiles here.
+// units. The units i of all groups, one after another, make up a chain. All chains are therefore
+// equally long, and `ChainAssignment` deals them out. A piece is a tile of a part of its group's
+// rows. Groups without rows have no tiles here.
 //
-// The cuts may be those of chains that are a little longer or shorter than these: then the last
-// range of a chain ends where the chain does.
+// `cuts` may be for chains that are a little longer or shorter than these chains. The last range of
+// a chain then ends where the chain ends.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 class ContractingPieces {
  public:
   using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster, kSharesLhs>;
 
-  // `cuts` is not copied.
+  // Keeps a reference to `cuts`.
   JGG_HOST_DEVICE ContractingPieces(GroupSizes const& groups, Grid const& grid,
                                     ChainCuts const& cuts, int cluster, int clusters)
       : groups_(groups),
@@ -42,7 +42,7 @@ class ContractingPieces {
         range_{0, 0, 0, 0},
         at_(0) {}
 
-  // The next tile of CTA `rank` of the cluster; false after the last one.
+  // Sets `work` to the next tile of CTA `rank` of the cluster. Returns false after the last tile.
   JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
     while (true) {
       Segment segment;
@@ -76,8 +76,9 @@ class ContractingPieces {
  private:
   using Steps = ChainSteps<kTileK>;
 
-  // A step of the chain, counted from the group's first one, as a step of the group's tiles. The
-  // other side of a cut takes a piece that would have very few steps.
+  // Converts a step of the chain, counted from the group's first step, to a step of the group's
+  // tiles. If a piece on one side of a cut would have very few steps, the piece on the other side
+  // takes them.
   JGG_HOST_DEVICE static int step_in_group(int step, int steps) {
     int const inside = step - kTileChange;
     if (inside >= steps) return steps;
@@ -108,7 +109,7 @@ class ContractingPieces {
   SegmentCursor<Warp, Steps> cursor_;
   ChainAssignment ranges_;
   ChainRange range_;
-  int at_;  // the step of the chain to go on with
+  int at_;  // the next step of the chain
 };
 
 }  // namespace jgg

@@ -1,4 +1,4 @@
-// Assigns units of work to a block if all units are cut along K into equal shares.
+// Assigns units of work to a cluster if all units are cut along K into equal shares.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,10 @@
 
 namespace jgg {
 
-// Lays the units end to end and cuts them into ranges of equal length, one for each cluster: for
-// kernels whose time is that of reading operands which no two units share, and whose sums are so
-// few that handing them over costs next to nothing. Who waits for whom is as in `Assignment`.
+// Lays the units end to end and cuts them into ranges of equal length, one for each cluster. This
+// is for kernels that spend their time on reading operands, share no operands between units, and
+// have so few sums that handing them over takes almost no time. Clusters wait for each other as in
+// `Assignment`.
 class EvenAssignment {
  public:
   static constexpr int kLeastSteps = 4;  // of a range
@@ -27,7 +28,7 @@ class EvenAssignment {
     unit_end_ = (int64_t(unit_) + 1) * steps;
   }
 
-  // The next piece of this cluster; false after the last one.
+  // Sets `piece` to the next piece of this cluster. Returns false after the last piece.
   JGG_HOST_DEVICE bool next(Piece& piece) {
     if (begin_ == end_) return false;
     int64_t const last = unit_end_ < end_ ? unit_end_ : end_;
@@ -45,20 +46,20 @@ class EvenAssignment {
     return true;
   }
 
-  // Clusters that have work.
+  // Returns the number of clusters that have work.
   JGG_HOST_DEVICE int busy() const { return ranges_; }
 
  private:
-  // The start of a range. Repeating 64-bit divisions for each range took a microsecond of the first
-  // tile.
+  // Returns the start of a range, without a division, because 64-bit divisions for each range
+  // delayed the first tile by a microsecond.
   JGG_HOST_DEVICE int64_t at(int range) const {
     return share_ * range + (range < longer_ ? range : longer_);
   }
 
   int steps_;
   int ranges_;
-  int64_t share_ = 0;  // steps of a range,
-  int longer_ = 0;     // but for so many first ones, which have one more
+  int64_t share_ = 0;  // steps of a range
+  int longer_ = 0;     // how many ranges, the first ones, have one step more
   int range_ = 0;
   int64_t begin_ = 0;
   int64_t end_ = 0;

@@ -5,8 +5,9 @@
 
 namespace jgg {
 
-// A slot for each consumer of each thread block: one half of a tile in float32, in the order in
-// which its threads hold it, and the number of the announcement that says it is there.
+// There is a slot for each consumer of each thread block. A slot has half a tile in float32, in the
+// order in which the consumer's threads hold it, and an announcement, which says that the half tile
+// is there.
 struct PartialSumsWorkspace {
   float* sums;              // [slots, slot_floats]
   uint32_t* announcements;  // [slots]
@@ -15,7 +16,7 @@ struct PartialSumsWorkspace {
 
   PartialSumsWorkspace() = default;
 
-  // The number of slots for which `bytes` have room.
+  // Makes as many slots as fit into `bytes`.
   PartialSumsWorkspace(void* memory, int64_t bytes, int64_t slot_floats)
       : sums(static_cast<float*>(memory)),
         slot_floats(slot_floats),
@@ -23,12 +24,12 @@ struct PartialSumsWorkspace {
     announcements = reinterpret_cast<uint32_t*>(sums + slots * slot_floats);
   }
 
-  // Bytes of the slot of one consumer.
+  // Returns the bytes of the slot of one consumer.
   static int64_t slot_bytes(int64_t slot_floats) {
     return slot_floats * sizeof(float) + sizeof(uint32_t);
   }
 
-  // Bytes of the slots of one thread block.
+  // Returns the bytes of the slots of one thread block.
   static int64_t block_bytes(int tile_m, int tile_n) {
     constexpr int kConsumers = 2;
     return kConsumers * slot_bytes(int64_t(tile_m) * tile_n / kConsumers);

@@ -1,6 +1,6 @@
 // The tiles of a list of products of unequal shapes, for one persistent launch. There are two ways
-// to find a tile. Every cluster searches the list for its next tile, as CUTLASS's kDeviceOnly
-// visitor does, or every cluster reads its tiles from a table that was made when the shapes became
+// to find a tile. Either every cluster searches the list for its next tile, as with CUTLASS's
+// kDeviceOnly, or every cluster reads its tiles from a table that was made when the shapes became
 // known, as with kHostPrecompute.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace jgg {
 
-// Every other round of units goes to the clusters in reverse, because units get cheaper towards the
-// end: a cluster that got one of the last, short units of a round then gets one of the first of the
-// next round, instead of another cluster that is behind.
+// Returns the unit at place `unit` in an order in which every other round of units goes to the
+// clusters in reverse. Units get cheaper towards the end of the list. In this order, a cluster that
+// got one of the last, short units of a round gets one of the first, long units of the next round.
 JGG_HOST_DEVICE int serpentine(int unit, int clusters) {
   int const round = unit / clusters, place = unit - round * clusters;
   return round % 2 == 0 ? unit : round * clusters + clusters - 1 - place;
@@ -28,8 +28,8 @@ struct ListedProblem {
   int first_matrix;  // matrices of the problems before this one
 };
 
-// A unit of work of a schedule made beforehand: the problem, and which of that problem's units. A
-// negative problem pads the schedule of a cluster that has fewer units than another.
+// A unit of work of a schedule made beforehand: the number of the problem, and of the unit in this
+// problem. A negative problem pads the schedule of a cluster that has fewer units than another.
 struct ScheduledUnit {
   int problem;
   int unit;
@@ -46,9 +46,9 @@ struct ProblemList {
   }
 };
 
-// Finds the problem that owns a unit, where units are numbered problem by problem: each lane of the
-// warp holds one problem of a window, a prefix sum of their units tells where each begins, and the
-// window only moves forward.
+// Finds the problem that owns a unit. Units are numbered problem by problem. Each lane of the warp
+// holds one problem of a window, and a prefix sum of the problems' units tells where each problem
+// begins. The window only moves forward.
 template <class Warp, class UnitsOf>
 class ProblemCursor {
  public:
@@ -57,8 +57,8 @@ class ProblemCursor {
     load_window();
   }
 
-  // Finds the problem that owns `unit`, and its first unit; false past the last unit. Units are
-  // asked for in ascending order.
+  // Finds the problem that owns `unit`, and the problem's first unit. Returns false past the last
+  // unit. `unit` must not be less than in earlier calls.
   JGG_HOST_DEVICE bool seek(int unit, int& problem, int& first_unit) {
     int in_window = Warp::read(ends_, kWarpSize - 1);
     while (unit - units_before_ >= in_window) {
@@ -92,15 +92,14 @@ class ProblemCursor {
   typename Warp::Int ends_;  // where each lane's units end, from the beginning of the window
 };
 
-// A schedule is walked by a whole warp, in ascending units; CTA `rank` of a cluster gets its own
-// tile of each unit. One lane writes the tile, which may be in shared memory. `clusters` is how
-// many walk it, each taking every clusters-th unit.
+// A whole warp walks a schedule in ascending order of units. CTA `rank` of a cluster gets its own
+// tile of each unit. One lane writes the tile, which may be in shared memory. `clusters` clusters
+// walk the schedule, and each takes every clusters-th unit.
 template <class Warp, int kTileM, int kTileN, int kCluster>
 class ListSchedule {
  public:
-  // `scheduled` are the units in the order in which they are taken, `num_scheduled` of them. If
-  // there are none, the clusters find their units themselves: in turn, every other round of turns
-  // in reverse.
+  // `scheduled` has `num_scheduled` units, in the order in which clusters take them. If it is null,
+  // the clusters find their units themselves, in the order of serpentine().
   JGG_HOST_DEVICE ListSchedule(ProblemList const& list, ScheduledUnit const* scheduled,
                                int num_scheduled, int clusters)
       : list_(list),
@@ -109,7 +108,8 @@ class ListSchedule {
         clusters_(clusters),
         cursor_(scheduled ? 0 : list.count, UnitsOf{list}) {}
 
-  // False past the last unit. Padding comes as a tile at the end of a result of no rows.
+  // Sets `work` to the tile of CTA `rank` in unit `unit`. Returns false past the last unit. Padding
+  // is a tile of a result without rows.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     int problem, first_unit = 0;
     if (scheduled_) {

@@ -33,7 +33,8 @@ class ProductRunSchedule {
   JGG_HOST_DEVICE ProductRunSchedule(ProductRun const* runs, int count, int units)
       : runs_(runs), count_(count), units_(units) {}
 
-  // Puts runs in their order and sets where they begin. Returns how many tiles they have.
+  // Sorts runs by their steps, longest first, and sets their `first_unit`. Returns the number of
+  // their tiles.
   static int arrange(std::vector<ProductRun>& runs) {
     std::stable_sort(runs.begin(), runs.end(),
                      [](ProductRun const& a, ProductRun const& b) { return a.steps > b.steps; });
@@ -45,9 +46,9 @@ class ProductRunSchedule {
     return units;
   }
 
-  // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
-  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always
-  // gets the longer tiles.
+  // Returns the tile that thread block `block` of `blocks` computes in round `round`. A tile
+  // without steps means that the block has no tile in this or a later round. Every other round goes
+  // to the blocks in reverse, so that no block always gets the longer tiles.
   JGG_HOST_DEVICE ProductTile tile(int round, int block, int blocks) const {
     int const unit = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
     if (unit >= units_) return {};

@@ -12,8 +12,9 @@
 
 namespace jgg {
 
-// The rows of a group as tiles see them. Where rows are the contiguous dimension of an operand,
-// loads start at multiples of kAlign rows, so the first tile takes in the end of the group before.
+// The rows of a group as tiles see them. If rows are the contiguous dimension of an operand, loads
+// start at multiples of kAlign rows, so a group's first tile includes the end of the previous
+// group.
 template <int kAlign>
 struct AlignedRows {
   int begin;
@@ -26,11 +27,11 @@ struct AlignedRows {
         head(group_begin - begin) {}
 };
 
-// Rows that a schedule covers: by whether a local group owns them.
+// The rows that a schedule covers: all rows, rows that a local group owns, or unowned rows.
 enum class Owner : int { kAny, kLocal, kNone };
 
-// out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
-// row, those that no local group owns to tiles without a mainloop.
+// out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one row of
+// tiles. Unowned rows belong to tiles without steps.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
           bool kSharesLhs = false>
 class NoncontractingSchedule {
@@ -43,13 +44,13 @@ class NoncontractingSchedule {
         zeroes_unowned_(groups.zeroes_unowned),
         cursor_(groups, units_of(owner)) {}
 
-  // Back to the first unit, of rows that `owner` says.
+  // Goes back to the first unit, of the rows that `owner` selects.
   JGG_HOST_DEVICE void restart(Owner owner) { cursor_.restart(units_of(owner)); }
 
-  // How many units there are. Before the first one is asked for.
+  // Returns the number of units. Call it before the first call of tile().
   JGG_HOST_DEVICE int count() { return cursor_.count(); }
 
-  // Steps of a unit that a local group owns.
+  // Returns the steps of a unit that a local group owns.
   JGG_HOST_DEVICE int steps() const { return k_tiles_; }
 
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
@@ -105,20 +106,22 @@ constexpr int kTileChange = 2;
 // The sizes that all groups of a contracting product share, computed on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 struct ContractingGrid {
-  // Groups of a step or less all cost the same, whatever their size.
+  // If a group has at most this many rows on average, most groups take a single step, and so cost
+  // the same whatever their size.
   static constexpr int kEqualRows = kTileK / 2;
-  // Steps of a group in the mean, of all its units, up to which it does not matter who is free: to
-  // find that out takes about a microsecond a group, in which all clusters together do 110 such
-  // steps. With 66 steps a group, turns take three quarters of the time; with 72 they cost 5 %.
+  // If all units of an average group have at most this many steps together, clusters take units in
+  // turn. To find the cluster that is free first takes about a microsecond per group, in which all
+  // clusters together compute 110 steps. With 66 steps per group, units in turn take three quarters
+  // of the time. With 72 steps, they take 5 % more.
   static constexpr int kFewSteps = 66;
 
   Raster<kCluster, kSharesLhs> raster;
   int units;     // of each group
-  int hot_rows;  // groups of more rows come first
+  int hot_rows;  // groups of more rows than this come first
   bool in_turn;  // clusters take units in turn
 
   ContractingGrid() = default;
-  // Groups of at most `few_rows` rows in the mean keep their order.
+  // If groups have at most `few_rows` rows on average, they keep their order.
   ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows)
       : raster(ceil_div(m, kTileM), ceil_div(n, kTileN)),
         units(raster.units()),
@@ -133,8 +136,8 @@ struct ContractingGrid {
 // same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
 // memory to start at multiples of kPad rows.
 //
-// Groups of more than twice the mean size come first, unless there are few rows to a group: their
-// long tiles, begun last, would keep a few clusters busy when all others are done.
+// Groups of more than twice the mean size come first, unless the mean is small. If their long tiles
+// began last, a few clusters would still be busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
           int kPad = 1, bool kSharesLhs = false>
 class ContractingSchedule {
@@ -164,7 +167,8 @@ class ContractingSchedule {
 
   JGG_HOST_DEVICE bool in_turn() const { return grid_.in_turn; }
 
-  // The units of one group cost the same.
+  // Sets `run` to the units of the group that owns `unit`, which cost the same. Returns false past
+  // the last unit.
   JGG_HOST_DEVICE bool run(int unit, Run& run) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;

@@ -6,8 +6,8 @@
 
 namespace jgg {
 
-// The operand tile that the CTAs of a cluster share, so that each loads half of it and multicasts
-// it to both; one operand if they share both.
+// The operand tile that the CTAs of a cluster share. Each CTA loads half of it and multicasts this
+// half to both. If the CTAs share both operands, each CTA loads one of them.
 enum class Share : int { kNothing = 0, kLhs = 1, kRhs = 2, kBoth = 3 };
 
 struct TileCoordinate {
@@ -18,8 +18,8 @@ struct TileCoordinate {
 
 // A grid of m_tiles x n_tiles output tiles. A cluster of two CTAs takes two tiles that are
 // neighbours along M and share the rhs tile; where m_tiles is odd, the last row of tiles is paired
-// along N instead and shares the lhs tile. No unit of work lies wholly outside the grid; only when
-// both counts are odd has one unit a second tile past the last column.
+// along N instead and shares the lhs tile. No unit of work lies wholly outside the grid. If both
+// counts are odd, one unit has a second tile past the last column.
 //
 // If kSharesLhs is true, all tiles are paired along N, and if n_tiles is odd, the last unit of each
 // row has a second tile past the last column.
@@ -43,10 +43,10 @@ class Raster {
         bands_(rows_ > kBand ? (rows_ + kBand - 1) / kBand : 1),
         band_rows_((rows_ + bands_ - 1) / bands_) {}
 
-  // How many units of work (kCluster tiles each) cover the grid.
+  // Returns how many units of work (kCluster tiles each) cover the grid.
   JGG_HOST_DEVICE int units() const { return rows_ * n_tiles_ + odd_ * ((n_tiles_ + 1) / 2); }
 
-  // The tile that CTA `rank` of the cluster computes in unit `unit`.
+  // Returns the tile that CTA `rank` of the cluster computes in unit `unit`.
   JGG_HOST_DEVICE TileCoordinate at(int unit, int rank) const {
     int const band = band_rows_ == 0 ? 0 : min(unit / (band_rows_ * n_tiles_), bands_ - 1);
     int const in_band = unit - band * band_rows_ * n_tiles_;
@@ -74,8 +74,8 @@ class Raster {
  private:
   JGG_HOST_DEVICE static int min(int a, int b) { return a < b ? a : b; }
 
-  int n_tiles_;  // or units along N, if those are all paired along it
-  int rows_;     // rows of units that pair along M, or of all
+  int n_tiles_;  // tiles along N, or units if all tiles are paired along N
+  int rows_;     // rows of units, without the left-over row of tiles
   int odd_;      // 1 if a last row of tiles is left over
   int bands_;
   int band_rows_;

@@ -14,19 +14,19 @@ struct Segment {
   int begin;
   int extent;
   int stored_begin;  // where its rows start in memory if groups are padded
-  int first_unit;    // the first of all units that belongs to this segment
+  int first_unit;    // the number of this segment's first unit
 };
 
-// Walks forward over the segments of every batch, a warp's width at a time, so finding a group
-// costs a handful of instructions a tile however many groups there are, and no table in shared
-// memory. `Units` says how many units of work a segment is worth: int units(local_group, begin,
-// end), and may say that only those of local groups are worth any: bool local_only(). Where groups
-// are padded in memory, each starts at a multiple of kPad rows. With kHotFirst, the segments of
-// more than `hot_rows` rows come before all others.
+// Walks forward over the segments of every batch, a warp's width at a time. Finding a group takes a
+// few instructions per tile, however many groups there are, and no table in shared memory.
+// units(local_group, begin, end) returns the number of units of work of a segment. If `Units` has
+// local_only(), it returns whether only local groups have units. If groups are padded in memory,
+// each starts at a multiple of kPad rows. With kHotFirst, the segments of more than `hot_rows` rows
+// come before all others.
 //
-// The segments of a batch are its groups; local groups whose global index does not exist, which
-// own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
-// else: a negative one counts as zero, and the running sum never passes `rows`.
+// A batch has a segment for each group, for each local group whose global index does not exist (it
+// owns no rows), and last for the rows that no group owns. The cursor makes sizes safe: a negative
+// size counts as zero, and the running sum never passes `rows`.
 template <class Warp, class Units, int kPad = 1, bool kHotFirst = false>
 class SegmentCursor {
  public:
@@ -43,7 +43,7 @@ class SegmentCursor {
     load_window();
   }
 
-  // Back to the first segment, with another idea of what segments are worth.
+  // Goes back to the first segment, with other numbers of units.
   JGG_HOST_DEVICE void restart(Units const& units) {
     units_ = units;
     hot_ = kHotFirst && hot_rows_ < groups_.rows;
@@ -53,7 +53,7 @@ class SegmentCursor {
     load_window();
   }
 
-  // How many units there are. Before the first one is asked for.
+  // Returns the number of units. Call it before the first call of seek().
   JGG_HOST_DEVICE int count() {
     bool moved = false;
     while (next_window()) moved = true;
@@ -62,8 +62,8 @@ class SegmentCursor {
     return units;
   }
 
-  // Finds the segment that owns `unit`; false past the last unit. Units are asked for in ascending
-  // order.
+  // Finds the segment that owns `unit`. Returns false past the last unit. `unit` must not be less
+  // than in earlier calls.
   JGG_HOST_DEVICE bool seek(int unit, Segment& segment) {
     while (unit - units_before_ >= Warp::read(units_end_, kWarpSize - 1)) {
       if (!next_window()) return false;
@@ -88,7 +88,8 @@ class SegmentCursor {
     return value < low ? low : value > high ? high : value;
   }
 
-  // Segments are numbered by global group; those of local groups without one may come before 0.
+  // Segments are numbered by global group. Local groups without a global group may have negative
+  // numbers.
   JGG_HOST_DEVICE void enter_batch() {
     offset_ = clamp(groups_.offset[batch_ * groups_.offset_batch_stride], -groups_.local_groups,
                     groups_.groups);
@@ -162,12 +163,12 @@ class SegmentCursor {
 
   GroupSizes const& groups_;
   Units units_;
-  int hot_rows_;  // of a segment that comes first; `rows` if none does
-  bool hot_;      // whether such segments are being walked
+  int hot_rows_;  // segments of more rows come first; `rows` if none does
+  bool hot_;      // whether the cursor is at segments that come first
   int batch_;
   int offset_;         // group_offset of this batch, clamped to where it matters
   int rest_;           // the segment of the rows that no group owns, the last of the batch
-  int last_;           // no later one is worth any units
+  int last_;           // no later segment has units
   int window_;         // the segment of lane 0
   int rows_before_;    // rows of this batch before the window
   int stored_before_;  // the same with padding

@@ -9,10 +9,10 @@
 
 namespace jgg {
 
-// The cuts and turns of groups of too unequal sizes.
+// Where tiles are cut if groups are too unequal, and how long the work takes.
 struct SkewedWork {
   ChainCuts cuts;
-  int steps;  // in which it may all be done
+  int steps;  // the estimated time of all work, in steps
   int empty;  // local groups without rows, of all batches
 };
 
@@ -26,26 +26,28 @@ struct SkewedWork {
 template <class Warp, int kTileK>
 class Skew {
  public:
-  // Cutting must save a part of the time and some K tiles, because pieces share less in L2.
+  // Cutting must save 1 / kWorthwhilePart of the time and kWorthwhileSteps K tiles, because pieces
+  // share less in L2.
   static constexpr int kWorthwhilePart = 16;
   static constexpr int kWorthwhileSteps = 16;
-  // Units of a group, and groups of all batches, which one warp looks at one by one.
+  // The most units of a group, and the most groups of all batches, which one warp looks at.
   static constexpr int kMostUnits = 1 << 16;
   static constexpr int kMostGroups = 1 << 10;
-  // A tile that is shorter than this in the largest group possible is never worth cutting.
+  // Tiles are never worth cutting if even a group with all rows has fewer steps than this.
   static constexpr int kLeastSteps = 64;
 
   // `zeros_cost` is what a unit of an empty group takes, in steps.
   JGG_HOST_DEVICE Skew(GroupSizes const& groups, int units, int zeros_cost)
       : groups_(groups), units_(units), zeros_cost_(zeros_cost) {}
 
-  // Whether sizes can be such that tiles are cut.
+  // Returns whether tiles are cut for some group sizes.
   JGG_HOST_DEVICE bool is_possible() const {
     return groups_.rows / kTileK >= kLeastSteps && units_ < kMostUnits &&
            static_cast<long long>(groups_.batches) * groups_.local_groups <= kMostGroups;
   }
 
-  // Whether tiles should be cut, with room for `most_sums` sums that are handed over, and where.
+  // Returns whether tiles should be cut, if there is room for `most_sums` sums that are handed
+  // over. Sets `work` to where they are cut.
   JGG_HOST_DEVICE bool is_worth_cutting(int clusters, int most_sums, SkewedWork& work) const {
     Summary const all = summary();
     if (all.cost >= ChainCuts::kLongest) return false;
@@ -58,7 +60,7 @@ class Skew {
     work.empty = all.empty;
     float const enough = pieces * (1 + 1.0f / kWorthwhilePart) + kWorthwhileSteps;
     if (share * float(all.cost) + zeros > enough) return true;
-    // Long tiles waste no more time than one of them takes.
+    // Whole tiles waste no more time than the longest tile takes.
     if (share * float(all.cost) + zeros + float(all.largest) <= enough) return false;
     return largest_groups(all.largest, clusters) > enough;
   }
@@ -66,13 +68,13 @@ class Skew {
  private:
   struct Summary {
     int cost;     // of one unit of every group that has rows
-    int largest;  // of these
+    int largest;  // of one unit of the largest group
     int empty;    // groups without rows
   };
 
   JGG_HOST_DEVICE static float max(float a, float b) { return a > b ? a : b; }
 
-  // Cost of each unit of the group `group`, 0 without rows.
+  // Returns the cost of each unit of the group `group`, 0 if it has no rows.
   JGG_HOST_DEVICE int cost_of(int const* sizes, long long group) const {
     if (group < 0 || group >= groups_.groups) return 0;
     int const size = sizes[group];
@@ -80,7 +82,7 @@ class Skew {
     return ceil_div(size < groups_.rows ? size : groups_.rows, kTileK) + kTileChange;
   }
 
-  // function(cost) for each local group of a lane.
+  // Calls function(cost) for each local group of a lane.
   template <class Function>
   JGG_HOST_DEVICE void for_each(int lane, Function function) const {
     for (int batch = 0; batch < groups_.batches; ++batch) {
@@ -97,7 +99,7 @@ class Skew {
     Summary all{0, 0, 0};
     Warp::each([&](int lane) {
       for_each(lane, [&](int cost) {
-        // Past the limit it does not matter how far.
+        // The sum stops growing at the limit, so that it does not overflow.
         if (all.cost < ChainCuts::kLongest) all.cost += cost;
         if (cost > all.largest) all.largest = cost;
         all.empty += cost == 0;
@@ -106,8 +108,9 @@ class Skew {
     return {Warp::total(all.cost), Warp::most(all.largest), Warp::total(all.empty)};
   }
 
-  // The least time in which all clusters can compute whole tiles of the groups that cost nearly as
-  // much as the largest one, for the worst idea of what is near.
+  // Returns a lower bound of the time of whole tiles. For each of several levels, all clusters have
+  // to compute the tiles of all groups that cost at least this level. The bound is the longest of
+  // these times.
   JGG_HOST_DEVICE float largest_groups(int largest, int clusters) const {
     constexpr int kLevels = 8;
     int counts[kLevels] = {};

@@ -6,10 +6,10 @@
 
 namespace jgg {
 
-// The pieces of one cluster, in the order in which it computes them. How many units there are
-// depends on the group sizes, so every cluster counts them first. Rows that no local group owns
-// cost next to nothing and have no part in what is evened out: they come last, to be dealt first to
-// clusters that the last wave left idle.
+// The pieces of one cluster, in the order in which it computes them. The number of units depends on
+// the group sizes, so every cluster counts the units first. Unowned rows take almost no time, so
+// cutting does not even them out. They come last, and go first to the clusters that are idle in the
+// last wave.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster,
           class Assignment = jgg::Assignment>
 class StreamKSchedule {
@@ -22,7 +22,7 @@ class StreamKSchedule {
         unowned_((cluster + clusters - assignment_.busy()) % clusters),
         is_past_owned_(false) {}
 
-  // The next tile of CTA `rank` of the cluster; false after the last one.
+  // Sets `work` to the next tile of CTA `rank` of the cluster. Returns false after the last tile.
   JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
     Piece piece;
     if (assignment_.next(piece)) {

@@ -20,9 +20,9 @@ struct TriangleEntry {
   int column;
 };
 
-// Entry t of a lower triangle whose entries are counted row by row: row i begins at i (i + 1) / 2.
-// The square root is only as good as a float, so near the first entry of a row it can name a
-// neighbour; comparing with where rows begin, in integers, makes it exact for every t >= 0.
+// Returns entry t of a lower triangle that is counted row by row: row i begins at i (i + 1) / 2.
+// The square root is a float, so near the first entry of a row it can give a neighbouring row.
+// Integer comparisons with the beginnings of rows make the result exact for every t >= 0.
 JGG_HOST_DEVICE TriangleEntry triangle_entry(int t) {
   auto const begin = [](long long row) { return row * (row + 1) / 2; };
   int row = static_cast<int>((sqrtf(8.0f * t + 1.0f) - 1.0f) * 0.5f);
@@ -36,7 +36,7 @@ struct TriangularStack {
   int matrices;
   int n;
   int k_tiles;         // mainloop steps of a tile
-  int narrow_k_tiles;  // of a narrow tile on the diagonal
+  int narrow_k_tiles;  // steps of a narrow tile on the diagonal
   int first_unit;      // units of the stacks before this one
   // Whether both CTAs of a cluster take the same narrow tile, half of its steps each.
   bool halves_narrow = false;
@@ -47,22 +47,24 @@ struct TriangularStack {
 // for each CTA of a cluster, of three kinds:
 //
 //   off the diagonal  both tiles of one macro tile, which share the rhs
-//   wide diagonal     of macro tiles on the diagonal the tile that is needed in full: the lower one
-//                     of a lower triangle, the upper one of an upper triangle
-//   narrow diagonal   of the same their other tile, of which half the columns are needed
+//   wide diagonal     the tiles of macro tiles on the diagonal that are needed in full: the lower
+//                     tiles in a lower triangle, the upper tiles in an upper triangle
+//   narrow diagonal   the other tiles of these macro tiles, of which half the columns are needed
 //
-// On the diagonal the CTAs of a unit take tiles of two macro tiles, where necessary of two
-// matrices, so that neither waits while its neighbour computes columns that only it needs.
+// On the diagonal, the CTAs of a unit take tiles of the same kind from two macro tiles, if
+// necessary of two matrices, so that neither CTA waits while the other computes more columns.
 //
-// Each matrix's units off the diagonal are followed by its wide ones, which find their operands in
-// L2 then. The narrow ones of a stack come last: short units fill up a last round best. They are
-// shorter still if both CTAs take the same tile, each half of its steps, and add up half of its
-// columns each: `first_step` is then where a CTA's half begins, and `partials` is one. Handing sums
-// over takes time, so that is for stacks which are done sooner this way.
+// The wide units of a matrix follow its units off the diagonal, so that they find their operands in
+// L2. The narrow units of a stack come last, because short units fill up the last round best. They
+// are even shorter if both CTAs of a cluster take the same tile. Each CTA then computes half of the
+// tile's steps, and adds up half of its columns. `first_step` is where a CTA's half begins, and
+// `partials` is 1. Exchanging sums takes time, so only stacks that are done sooner this way have
+// narrow tiles in halves.
 //
-// For the upper triangle the rows and columns of macro tiles change places. Padding, the only tiles
-// that are not in the triangle, has m >= extent: the lower tile of a macro tile where n reaches
-// only into its upper half, and a last CTA's where there is an odd number of wide or narrow tiles.
+// For the upper triangle, the rows and columns of macro tiles are exchanged. Padding tiles are the
+// only tiles outside of the triangle, and have m >= extent. The lower tile of a macro tile is
+// padding if n reaches only into the upper half. The tile of a last CTA is padding if the number of
+// wide or narrow tiles is odd.
 template <int kTileM, int kTileN, int kCluster>
 class TriangularSchedule {
  public:
@@ -79,8 +81,8 @@ class TriangularSchedule {
     return counts.full_units(stack.matrices) + counts.narrow_units(stack);
   }
 
-  // Whether so many clusters that have nothing but this stack are done sooner with its narrow tiles
-  // in halves.
+  // Returns whether `clusters` clusters that have only this stack are done sooner with its narrow
+  // tiles in halves.
   static bool gains_by_halves(TriangularStack stack, Uplo uplo, int clusters) {
     stack.halves_narrow = false;
     int const whole = end_of(stack, uplo, clusters);
@@ -88,7 +90,8 @@ class TriangularSchedule {
     return end_of(stack, uplo, clusters) < whole;
   }
 
-  // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
+  // Sets `work` to the tile that CTA `rank` of a cluster computes in unit `unit`. Returns false
+  // past the last unit.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
     int const index = find_stack(unit);
     TriangularStack const stack = stacks_[index];
@@ -118,7 +121,8 @@ class TriangularSchedule {
     return unit < counts.narrow_units(stack);
   }
 
-  // The units of a stack that are full, and the narrow ones.
+  // Sets `run` to the full units or to the narrow units of a stack, whichever `unit` belongs to.
+  // Returns false past the last unit.
   JGG_HOST_DEVICE bool run(int unit, Run& run) const {
     TriangularStack const stack = stacks_[find_stack(unit)];
     Counts const counts(stack.n, uplo_);
@@ -128,7 +132,7 @@ class TriangularSchedule {
     return unit < end;
   }
 
-  // Whether only the first kTileM columns of a tile are needed.
+  // Returns whether only the first kTileM columns of a tile are needed.
   JGG_HOST_DEVICE static bool is_narrow(WorkTile const& work, Uplo uplo) {
     bool const is_lower_tile = work.m / kTileM % 2 == 1;
     return work.m == work.n && is_lower_tile == (uplo == Uplo::kUpper);
@@ -149,7 +153,7 @@ class TriangularSchedule {
       narrow = uplo == Uplo::kLower ? upper_tiles : lower_tiles;
     }
 
-    // The full units of so many matrices.
+    // Returns the number of full units of `matrices` matrices.
     JGG_HOST_DEVICE int full_units(int matrices) const {
       return matrices * off_diagonal + pairs(matrices * wide);
     }
@@ -170,8 +174,8 @@ class TriangularSchedule {
     return (stack.halves_narrow ? stack.k_tiles / 2 + kExchange : stack.k_tiles) + kChange;
   }
 
-  // When the last cluster is done, if each unit goes to the one that is free first. There are two
-  // sorts of clusters all along: those with a full unit more and those with one less.
+  // Returns when the last cluster is done, if each unit goes to the cluster that is free first. At
+  // any time there are two kinds of clusters: some have one full unit more than the others.
   static int end_of(TriangularStack const& stack, Uplo uplo, int clusters) {
     Counts const counts(stack.n, uplo);
     int const full_units = counts.full_units(stack.matrices), cost = narrow_cost(stack);
@@ -191,7 +195,7 @@ class TriangularSchedule {
 
   JGG_HOST_DEVICE static int pairs(int tiles) { return (tiles + 1) / 2; }
 
-  // The last stack that begins at or before `unit`.
+  // Returns the last stack that begins at or before `unit`.
   JGG_HOST_DEVICE int find_stack(int unit) const {
     int low = 0, high = count_;
     while (high - low > 1) {
@@ -201,8 +205,9 @@ class TriangularSchedule {
     return low;
   }
 
-  // A unit off the diagonal, or a wide one. Before matrix i come all of the former, and as many of
-  // the latter as the wide tiles so far make up.
+  // Places a tile of a unit off the diagonal, or of a wide unit. Before the units of matrix i come
+  // all units off the diagonal of earlier matrices, and the wide units that the wide tiles of these
+  // matrices fill.
   JGG_HOST_DEVICE void place_full(int unit, int rank, TriangularStack const& stack,
                                   Counts const& counts, WorkTile& work) const {
     auto const wide_before = [&](int matrix) { return matrix * counts.wide / 2; };
@@ -213,7 +218,7 @@ class TriangularSchedule {
     if (before(matrix + 1) <= unit) ++matrix;
     unit -= before(matrix);
 
-    // Past the last matrix there is only the wide tile that has no other to be paired with.
+    // Past the last matrix there is only a wide tile without a partner.
     int const off_diagonal = matrix < stack.matrices ? counts.off_diagonal : 0;
     if (unit < off_diagonal) {
       place_off_diagonal(unit, rank, work);
@@ -232,7 +237,8 @@ class TriangularSchedule {
     work.share = Share::kRhs;
   }
 
-  // Tile `index` of those on the diagonals of all matrices, of which each has `run`.
+  // Places tile `index` of all wide tiles, or of all narrow tiles, of the stack. Each matrix has
+  // `run` of them.
   JGG_HOST_DEVICE void place_on_diagonal(int index, TriangularStack const& stack, int run,
                                          bool wide, WorkTile& work) const {
     if (index >= stack.matrices * run) {

@@ -15,19 +15,18 @@ namespace jgg {
 
 // A unit of work is two tiles of kTile x kTile, one for each CTA of a cluster, of two kinds:
 //
-//   off the diagonal  two tiles that multiply the same rows, those at `m` of a lower triangle, by
-//                     different ones
-//   diagonal          what a square of two tiles by two has of the triangle. In strips of half a
-//                     tile's rows that is ten squares, five for each CTA. Both multiply the rows
-//                     of the tile off the diagonal with each other, those at `m` and those at `n`:
-//                     squares on the diagonal tiles themselves multiply rows at `m`, or at `n`, by
-//                     rows of the same tile
+//   off the diagonal  two tiles that share rows: the rows at `m` in a lower triangle
+//   diagonal          the part of a square of two tiles by two that is in the triangle. It has ten
+//                     squares of half a tile's rows and columns, five for each CTA. `m` and `n`
+//                     are those of the tile off the diagonal. Squares of this tile multiply rows
+//                     at `m` by rows at `n`. Squares of the two tiles on the diagonal multiply
+//                     rows at `m` by rows at `m`, or rows at `n` by rows at `n`
 //
-// Each matrix has its diagonal units, which are a quarter more work, first. For the upper triangle
-// the rows and columns of tiles change places.
+// The diagonal units of a matrix come first, because they are a quarter more work. For the upper
+// triangle, the rows and columns of tiles are exchanged.
 //
-// A block begins by finding its tile, which all its loads wait for: hence one division, and no
-// square root.
+// All loads of a thread block wait until it has found its tile, so tile() has only one division,
+// and no square root.
 template <int kTile>
 class FineTriangularSchedule {
  public:
@@ -43,7 +42,8 @@ class FineTriangularSchedule {
 
   static bool gains_by_halves(TriangularStack const&, Uplo, int) { return false; }
 
-  // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
+  // Sets `work` to the tile that CTA `rank` of a cluster computes in unit `unit`. Returns false
+  // past the last unit.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
     int const index = find_stack(unit);
     TriangularStack const stack = stacks_[index];
@@ -85,18 +85,19 @@ class FineTriangularSchedule {
     JGG_HOST_DEVICE int units() const { return squares + off_diagonal; }
   };
 
-  // Tiles are counted four to a square, and squares row by row; the last row of squares may have
-  // their upper tiles alone. So two neighbours are in one row.
+  // Returns the place of tile number `tile` off the diagonal. Tiles are counted four to a square,
+  // and squares row by row. The last row of squares may have only its upper tiles. Two consecutive
+  // tiles of a unit are therefore in the same row.
   JGG_HOST_DEVICE static TriangleEntry off_diagonal(int tile, Counts const& counts) {
     int const above = (counts.squares - 1) * (counts.squares - 2) / 2 * 4;
     if (tile >= above && counts.rows % 2 == 1) return {counts.rows - 1, tile - above};
-    // Entry `column` of the rows from `row` on.
+    // `column` counts squares from the start of row `row`.
     int row = 0, column = tile / 4;
     while (column > row) column -= ++row;
     return {2 * (row + 1) + tile % 4 / 2, 2 * column + tile % 2};
   }
 
-  // The last stack that begins at or before `unit`.
+  // Returns the last stack that begins at or before `unit`.
   JGG_HOST_DEVICE int find_stack(int unit) const {
     int index = 0;
     while (index + 1 < count_ && stacks_[index + 1].first_unit <= unit) ++index;

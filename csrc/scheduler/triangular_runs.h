@@ -11,7 +11,7 @@
 
 namespace jgg {
 
-// All tiles of one stack that are on the diagonal, or all that are not.
+// All tiles of a stack on the diagonal, or all its tiles off the diagonal.
 struct TriangularRun {
   int stack;
   int n;           // of the stack's results [n, n]
@@ -34,7 +34,7 @@ struct TriangularWork {
   int matrices;
   int n;
   int steps;           // of a tile off the diagonal
-  int diagonal_steps;  // of one on it
+  int diagonal_steps;  // of a tile on the diagonal
 };
 
 template <int kTile>
@@ -43,8 +43,9 @@ class TriangularRunSchedule {
   JGG_HOST_DEVICE TriangularRunSchedule(TriangularRun const* runs, int count, int units, Uplo uplo)
       : runs_(runs), count_(count), units_(units), uplo_(uplo) {}
 
-  // The runs of a list of stacks. Whoever takes tiles in turn from a list that begins with the
-  // longest is done at nearly the same time as everybody else.
+  // Returns the runs of a list of stacks, and sets `units` to the number of their tiles. Runs of
+  // longer tiles come first, so that blocks that take tiles in turn are done at nearly the same
+  // time.
   static std::vector<TriangularRun> runs(std::vector<TriangularWork> const& stacks, int& units) {
     std::vector<TriangularRun> runs;
     for (int i = 0; i < static_cast<int>(stacks.size()); ++i) {
@@ -63,13 +64,13 @@ class TriangularRunSchedule {
     return runs;
   }
 
-  // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
-  // none, nor in later rounds. Blocks take turns, every other turn in reverse, so that none always
-  // gets the longer tiles.
+  // Returns the tile that thread block `block` of `blocks` computes in round `round`. A tile
+  // without steps means that the block has no tile in this or a later round. Blocks take turns,
+  // every other turn in reverse, so that no block always gets the longer tiles.
   //
-  // A block computes first the tile that it gets last. That is one of the short tiles if there are
-  // any. It puts the block out of step with those that got only long ones: if all stored their
-  // results at the same time, they would wait for memory, which is idle in between.
+  // A block first computes the tile of its last turn. That is a short tile if there are any, and
+  // puts the block out of step with blocks that have only long tiles. If all blocks stored their
+  // results at the same time, they would wait for memory, which would be idle in between.
   JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
     int const full_turns = units_ / blocks;
     int const turns = full_turns + int(place(full_turns, block, blocks) < units_ % blocks);
@@ -91,7 +92,7 @@ class TriangularRunSchedule {
   }
 
  private:
-  // The place of a block among those that take a turn.
+  // Returns the place of a block among all blocks in a turn.
   JGG_HOST_DEVICE static int place(int turn, int block, int blocks) {
     return turn % 2 == 0 ? block : blocks - 1 - block;
   }
@@ -101,7 +102,8 @@ class TriangularRunSchedule {
     return run.diagonal ? rows : rows * (rows - 1) / 2;
   }
 
-  // Off the diagonal: the entries of a triangle that begins one row further down.
+  // Returns an entry off the diagonal. These are the entries of a triangle that begins one row
+  // further down.
   JGG_HOST_DEVICE static TriangleEntry below(int index) {
     TriangleEntry const entry = triangle_entry(index);
     return {entry.row + 1, entry.column};

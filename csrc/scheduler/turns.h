@@ -1,5 +1,5 @@
 // Assigns units of work to clusters. There is no counter in memory, because it would have to be
-// reset before each launch. Instead every cluster works out the turns of all clusters, so the same
+// reset before each launch. Instead every cluster computes the turns of all clusters, so the same
 // sizes always give the same turns.
 #pragma once
 
@@ -14,12 +14,13 @@ struct Run {
   int cost;  // of each, in any measure of time
 };
 
-// In turn, for units of equal cost.
+// Gives units to clusters in turn, for units of equal cost.
 class RoundRobin {
  public:
   JGG_HOST_DEVICE RoundRobin(int cluster, int clusters) : unit_(cluster), clusters_(clusters) {}
 
-  // The next unit of this cluster, past the last of the schedule if there is none left.
+  // Returns the next unit of this cluster. If no unit is left, returns a unit past the end of the
+  // schedule.
   template <class Schedule>
   JGG_HOST_DEVICE int next(Schedule const&) {
     int const unit = unit_;
@@ -49,10 +50,11 @@ class Loads {
     }
   }
 
-  // Gives units of this cost to the clusters that are free first, one each and at most `most`, as
-  // long as no cluster would get a second one before all of these have theirs. Returns how many
-  // there are; `place` is that of `cluster` in their order, and no less than their number if it
-  // got none. All of a level at once, because a scheduler has to keep up with 66 clusters.
+  // Gives units of this cost to the clusters that are free first, one unit each and at most `most`
+  // units. Stops before a cluster would get a second unit. Returns the number of units given. Sets
+  // `place` to the place of `cluster` among the clusters that got a unit, or to at least their
+  // number if `cluster` got none. A call gives many units at once, because a scheduler has to keep
+  // up with 66 clusters.
   JGG_HOST_DEVICE int give(int cost, int most, int cluster, int& place) {
     int const first = Warp::min(over_slots([](int a, int b) { return a < b ? a : b; }));
     int const added = packed(cost);
@@ -75,11 +77,11 @@ class Loads {
 
  private:
   static constexpr int kSlots = (kMaxClusters + kWarpSize - 1) / kWarpSize;
-  static constexpr int kIds = 256;  // a load is packed above the number of its cluster
+  static constexpr int kIds = 256;  // a load is in the bits above the number of its cluster
   static_assert(kMaxClusters <= kIds);
   static constexpr int kNone = 0x7fffffff;
-  // Loads never differ by more than the largest cost, so what all clusters have in common is taken
-  // off before it overflows.
+  // Loads never differ by more than the largest cost, so what all loads have in common is
+  // subtracted before they overflow.
   static constexpr int kMaxCost = 1 << 21;
   static constexpr int kRebase = (1 << 21) * kIds;
 
@@ -93,8 +95,8 @@ class Loads {
     return clusters;
   }
 
-  // A limit that so many loads are below, between `low`, below which there are none, and `high`,
-  // below which there are more.
+  // Returns a limit that exactly `clusters` loads are below. No load is below `low`, and more than
+  // `clusters` loads are below `high`.
   JGG_HOST_DEVICE int limit_of(int clusters, int low, int high) const {
     while (true) {
       int const middle = low + (high - low) / 2;
@@ -127,8 +129,8 @@ class Loads {
   Int loads_[kSlots];  // of cluster 32 slot + lane
 };
 
-// For units of unequal cost: each goes to the cluster that is free first. The schedule says what
-// they cost: bool run(unit, run), false past the last unit.
+// Gives each unit to the cluster that is free first, for units of unequal cost. schedule.run(unit,
+// run) gets the cost of units, and returns false past the last unit.
 template <class Warp, int kMaxClusters>
 class EarliestFree {
  public:
@@ -148,14 +150,15 @@ class EarliestFree {
 
  private:
   int cluster_;
-  int unit_;  // all before it are given
+  int unit_;  // all units before this one are given
   Run run_;
   Loads<Warp, kMaxClusters> loads_;
 };
 
-// Calls `function` with a cluster's turns. A schedule may have bool in_turn(), that it does not
-// matter which `Turns` they are. Asked once, and not within `Turns`: there, the question moved sums
-// of FP8 kernels to registers that cannot be read together with what is added to them.
+// Calls `function` with a cluster's turns. If the schedule has in_turn() and it returns true,
+// clusters take units in turn. in_turn() is called once, and not within `Turns`, because the call
+// there made the compiler put sums of FP8 kernels into registers that cannot be read at the same
+// time as the addends.
 template <class Turns, class Schedule, class Function>
 JGG_HOST_DEVICE void with_turns(Schedule const& schedule, int cluster, int clusters,
                                 Function function) {

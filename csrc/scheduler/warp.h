@@ -1,6 +1,6 @@
 // The warp-wide operations that the tile schedulers need, once for a real warp and once for a
-// simulated one. Scheduler code is written against these alone, so the code that a test runs on the
-// CPU is the code that runs on the device.
+// simulated one. Schedulers use only these operations, so tests on the CPU run the same code as the
+// device.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ constexpr int kWarpSize = 32;
 struct SimulatedWarp {
   using Int = std::array<int, kWarpSize>;
 
-  // Whether this is the lane that writes what all lanes have worked out.
+  // Returns whether this is the lane that writes what all lanes have computed.
   static bool leads() { return true; }
 
   static Int lanes() {
@@ -41,14 +41,14 @@ struct SimulatedWarp {
   static int total(int sum) { return sum; }
   static int most(int maximum) { return maximum; }
 
-  // Inclusive scan under any associative operation.
+  // Returns the inclusive scan of `value` under an associative operation.
   template <class Operation>
   static Int scan(Int value, Operation operation) {
     for (int i = 1; i < kWarpSize; ++i) value[i] = operation(value[i - 1], value[i]);
     return value;
   }
 
-  // Every lane's value handed to the lane above it; lane 0 gets `first`.
+  // Hands each lane's value to the lane above it. Lane 0 gets `first`.
   static Int shift_up(Int value, int first) {
     for (int i = kWarpSize - 1; i > 0; --i) value[i] = value[i - 1];
     value[0] = first;
@@ -59,12 +59,12 @@ struct SimulatedWarp {
 
   static int min(Int const& value) { return *std::min_element(value.begin(), value.end()); }
 
-  // How many lanes hold a non-zero value.
+  // Returns how many lanes hold a non-zero value.
   static int count(Int const& value) {
     return kWarpSize - int(std::count(value.begin(), value.end(), 0));
   }
 
-  // The first lane that holds a non-zero value, or kWarpSize.
+  // Returns the first lane that holds a non-zero value, or kWarpSize.
   static int first(Int const& value) {
     for (int i = 0; i < kWarpSize; ++i) {
       if (value[i]) return i;

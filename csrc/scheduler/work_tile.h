@@ -15,12 +15,10 @@ struct alignas(16) WorkTile {
   int n;
   int k_tiles;  // steps of the mainloop; a tile without any is all zeros
   Share share;
-  // Where the steps of one tile are dealt to several clusters: the first one of these; what becomes
-  // of their sum, as in `Piece`; and where in the workspace that is handed over, or else where the
-  // first of the sums to be added is, which the others follow.
-  int first_step = 0;
-  int partials = 0;
-  int slot = 0;
+  // The fields below are for tiles whose steps are dealt to several clusters.
+  int first_step = 0;  // the first step of this cluster
+  int partials = 0;    // how many sums to add, or kHandsOver, as in `Piece`
+  int slot = 0;        // where the sum is handed over, or where the first of the sums to add is
 };
 
 }  // namespace jgg
