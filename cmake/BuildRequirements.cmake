@@ -1,8 +1,9 @@
 # Finds what the build takes from Python packages: nanobind, CUTLASS and the XLA FFI headers.
 #
-# Sets nanobind_DIR, JGG_CUTLASS_INCLUDE_DIR and JGG_XLA_FFI_INCLUDE_DIR. Python knows where each of
-# them is: pip installs what a backend asks for into another folder than the backend itself. Sets
-# JGG_EMPTY_CUTLASS_INCLUDE_DIR, which is to be searched before JGG_CUTLASS_INCLUDE_DIR.
+# Sets nanobind_DIR, JGG_CUTLASS_INCLUDE_DIR and JGG_XLA_FFI_INCLUDE_DIR. Python is asked where each
+# of them is, because pip installs what a backend asks for into another folder than the backend
+# itself. Also sets JGG_EMPTY_CUTLASS_INCLUDE_DIR, which has to be searched before
+# JGG_CUTLASS_INCLUDE_DIR.
 
 # Sets `output_variable` to the path of `file` in the directory of an installed Python package.
 function(jgg_find_in_python_package output_variable package file)

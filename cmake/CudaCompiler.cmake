@@ -1,13 +1,14 @@
-# Chooses the CUDA compiler: that of CUDACXX, else the one on PATH, else the one of the Python package.
-# One that is too old, or that cannot compile a kernel, is named in a warning and passed over, because
-# many machines have such a one on PATH for other purposes. One that was named by
-# -DCMAKE_CUDA_COMPILER is taken or is an error.
+# Chooses the CUDA compiler: the one in CUDACXX, else the one on PATH, else the one of the Python
+# package. A compiler that is too old, or that cannot compile a kernel, is named in a warning and
+# passed over, because many machines have such a compiler on PATH for other purposes. But if
+# -DCMAKE_CUDA_COMPILER names such a compiler, this is an error.
 #
-# Sets CMAKE_CUDA_COMPILER. To be included before CUDA is enabled.
+# Sets CMAKE_CUDA_COMPILER. Include this file before CUDA is enabled.
 
 set(JGG_OLDEST_CUDA 13.0)
 
-# Sets `output_variable` to what is wrong with the compiler `nvcc`, empty if nothing is.
+# Sets `output_variable` to what is wrong with the compiler `nvcc`, or to an empty string if nothing
+# is.
 function(jgg_find_nvcc_fault output_variable nvcc)
   set(${output_variable} "" PARENT_SCOPE)
   execute_process(
@@ -25,7 +26,7 @@ function(jgg_find_nvcc_fault output_variable nvcc)
     set(version ${CMAKE_MATCH_1})
     set(source ${CMAKE_CURRENT_BINARY_DIR}/jgg_nvcc_check.cu)
     file(WRITE ${source} "__global__ void add(float* x) { x[threadIdx.x] += 1; }\n")
-    # Through nvcc, the front end and ptxas, whose releases may not fit together.
+    # Run nvcc, the front end and ptxas, because their releases may not fit together.
     execute_process(
       COMMAND ${nvcc} -arch=sm_90a -cubin -o ${source}.cubin ${source}
       RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output TIMEOUT 120
@@ -46,7 +47,8 @@ if(CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR "CMAKE_CUDA_COMPILER: ${CMAKE_CUDA_COMPILER} ${fault}")
   endif()
 else()
-  # Only PATH: a toolkit that its user has not put there is not the one to build with.
+  # Search only PATH, because a toolkit that the user has not put there is not the one to build
+  # with.
   find_program(
     JGG_NVCC nvcc
     NO_PACKAGE_ROOT_PATH NO_CMAKE_PATH NO_CMAKE_ENVIRONMENT_PATH NO_CMAKE_SYSTEM_PATH

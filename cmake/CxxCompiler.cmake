@@ -1,12 +1,13 @@
-# Enables C++, or says at once what is missing.
+# Enables C++, or stops with a message that says what is missing.
 
 include(CheckLanguage)
 check_language(CXX)
 if(NOT CMAKE_CXX_COMPILER)
   message(
     FATAL_ERROR
-    "No C++ compiler was found ($CXX, c++, g++, clang++). The build needs one of C++20, such as "
-    "g++ 11 or clang++ 14: install it (apt install g++), or name it in the environment variable CXX."
+    "No C++ compiler was found ($CXX, c++, g++, clang++). The build needs a C++20 compiler: "
+    "g++ 11 or clang++ 14, or newer. Install one (apt install g++), or name one in the environment "
+    "variable CXX."
   )
 endif()
 enable_language(CXX)

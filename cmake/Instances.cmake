@@ -1,26 +1,27 @@
-# The translation units that kernels are compiled in, and the functions that choose among them, from
-# one list: csrc/instances.cmake.
+# Writes the translation units that kernels are compiled in, and the functions that choose between
+# kernels. Both follow from one list: csrc/instances.cmake.
 #
 # jgg_add_product(<product>
 #   NAMESPACE <namespace> ARGUMENTS <type> HEADER <header>)
 #
-# A function that csrc/ffi calls: cudaError_t <product>(TileConfig, <type> const&, cudaStream_t),
-# declared in the header and the namespace. It calls the first of its instances that is of the tile's
-# kind and of the element type in the arguments' `type`.
+# Adds a function that csrc/ffi calls: cudaError_t <product>(TileConfig, <type> const&,
+# cudaStream_t), declared in the header and the namespace. It calls the first of its instances that
+# is of the tile's kind and of the element type in the arguments' `type`.
 #
 # jgg_add_instances(<product> <function>
 #   ARCH <architecture> [NAMESPACE <namespace>] HEADER <header> TYPES <element type>...
 #   [KINDS <kind>...] [APART] [ADDITIONS_PER_PAUSE <number>])
 #
-# A function template of the header, template <ElementType> with the parameters of the product,
-# compiled for each of the types and for the architecture (90a, ...). One translation unit has all of
-# them, because headers take longer to compile than a few kernels. With APART each type has a
-# translation unit of its own: for functions of so many kernels that the build would wait for them.
-# The namespace is that of the product and KINDS are kCooperative unless given. ADDITIONS_PER_PAUSE:
-# see pace_additions.py.
+# Compiles a function template of the header for each of the types and for the architecture (90a,
+# ...). The template is `template <ElementType>`, with the parameters of the product. One
+# translation unit has all types, because headers take longer to compile than a few kernels. With
+# APART each type has a translation unit of its own. This is for functions with so many kernels that
+# the build would wait for one translation unit. The default of NAMESPACE is that of the product,
+# and the default of KINDS is kCooperative. For ADDITIONS_PER_PAUSE see pace_additions.py.
 #
-# jgg_write_instances(<variable>) writes all of them. Sets the variable to the sources of the functions
-# that choose, and <variable>_<architecture> to those of the architecture's kernels.
+# jgg_write_instances(<variable>) writes the sources of the functions that choose. It sets the
+# variable to these sources, and <variable>_<architecture> to the sources of the architecture's
+# kernels.
 
 set(
   JGG_TYPES ""
@@ -35,7 +36,7 @@ function(jgg_add_product product)
   endforeach()
 endfunction()
 
-# Sets `output_variable` to the name of a type in JGG_TYPES and in sources: bf16 of kBf16.
+# Sets `output_variable` to the name of a type in JGG_TYPES and in file names: bf16 for kBf16.
 function(jgg_name_of_type output_variable type)
   string(REGEX REPLACE "^k" "" name ${type})
   string(TOLOWER ${name} name)
@@ -104,7 +105,7 @@ function(jgg_write_instance product name)
   set_property(GLOBAL APPEND PROPERTY JGG_ARCHITECTURES ${arg_ARCH})
   set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES_${arg_ARCH} ${source})
   if(arg_ADDITIONS_PER_PAUSE)
-    # Compressed, machine code could not be changed.
+    # Compressed machine code could not be changed.
     set_source_files_properties(
       ${source} PROPERTIES COMPILE_DEFINITIONS JGG_ADDITIONS_PER_PAUSE=${arg_ADDITIONS_PER_PAUSE}
                            COMPILE_OPTIONS --no-compress

@@ -1,11 +1,12 @@
 # jgg_add_kernel_library(<name> ARCH <architecture> SOURCES <source>...)
 #
-# Adds a static library of kernels for one architecture (90a, ...), compiled with CUTLASS. The machine code of FP8 kernels is
-# changed afterwards: see pace_additions.py. What the compiler prints of each CUDA source (registers,
-# spills, serialised WGMMA instructions) is kept: it is installed as
-# jax_grouped_gemm/_build/<source>.log, next to the extension, for the tests to check.
+# Adds a static library of kernels for one architecture (90a, ...), compiled with CUTLASS. The
+# machine code of FP8 kernels is changed afterwards: see pace_additions.py. What the compiler prints
+# about each CUDA source (registers, spills, serialised WGMMA instructions) is installed as
+# jax_grouped_gemm/_build/<source>.log, next to the extension. Tests check it.
 
-# A kernel takes up to 2 GB to compile: as many at a time as there are cores, and memory for.
+# Compiling a kernel takes up to 2 GB. So at a time, compile as many kernels as there are cores and
+# memory for.
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 cmake_host_system_information(RESULT megabytes QUERY AVAILABLE_PHYSICAL_MEMORY)
 math(EXPR jobs "${megabytes} / 2048")
@@ -36,7 +37,7 @@ function(jgg_add_kernel_library name)
   )
 
   set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
-  # What was said of sources that are gone is not to be installed.
+  # Logs of sources that no longer exist must not be installed.
   file(GLOB stale RELATIVE ${log_dir} ${log_dir}/*.log)
   set(logs ${arg_SOURCES})
   list(TRANSFORM logs REPLACE ".*/" "")

@@ -1,8 +1,8 @@
-"""The build backend: scikit-build-core, with two decisions made before it.
+"""The build backend: scikit-build-core, with two additions.
 
 pip downloads what `get_requires_for_build_wheel` returns before anything is configured. The CUDA
 compiler and JAX's headers are hundreds of megabytes, so the backend names what the machine lacks
-before that. CMake looks again, and closer.
+before that. CMake checks again, in more detail.
 
 With the CMake variable JGG_KERNELS off nothing is compiled: scikit-build-core then packs the Python
 files, without CMake, into a wheel that any machine can install.
@@ -29,26 +29,26 @@ OFF = {"", "0", "off", "no", "n", "false", "ignore", "notfound"}
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """What building a wheel needs, or `SystemExit` with what the machine lacks."""
+    """Returns what building a wheel needs, or raises `SystemExit` with what the machine lacks."""
     return _requires(build.get_requires_for_build_wheel, config_settings)
 
 
 def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
-    """The same for an editable install."""
+    """Like `get_requires_for_build_wheel`, for an editable install."""
     return _requires(build.get_requires_for_build_editable, config_settings)
 
 
 def prepare_metadata_for_build_wheel(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
-    """The metadata of the wheel that `build_wheel` makes of the same settings."""
+    """Writes the metadata of the wheel that `build_wheel` builds with the same settings."""
     return build.prepare_metadata_for_build_wheel(metadata_directory, _passed_on(config_settings))
 
 
 def prepare_metadata_for_build_editable(
     metadata_directory: str, config_settings: Settings = None
 ) -> str:
-    """The same for an editable install."""
+    """Like `prepare_metadata_for_build_wheel`, for an editable install."""
     return build.prepare_metadata_for_build_editable(
         metadata_directory, _passed_on(config_settings)
     )
@@ -57,14 +57,14 @@ def prepare_metadata_for_build_editable(
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """A wheel, of Python files alone where the kernels are off."""
+    """Builds a wheel. Without the kernels it has only Python files."""
     return build.build_wheel(wheel_directory, _passed_on(config_settings), metadata_directory)
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """The same for an editable install."""
+    """Like `build_wheel`, for an editable install."""
     return build.build_editable(wheel_directory, _passed_on(config_settings), metadata_directory)
 
 
@@ -78,7 +78,7 @@ def _requires(of_scikit_build: Callable[[Settings], list[str]], settings: Settin
                 [
                     "jax_grouped_gemm cannot be built here:",
                     *faults,
-                    "Without the kernels nothing is compiled: -C cmake.define.JGG_KERNELS=OFF",
+                    "An install without kernels compiles nothing: -C cmake.define.JGG_KERNELS=OFF",
                 ]
             )
         )
@@ -87,7 +87,7 @@ def _requires(of_scikit_build: Callable[[Settings], list[str]], settings: Settin
 
 
 def kernels(settings: Settings = None) -> bool:
-    """Whether the kernels are built. The settings of pip count before the environment."""
+    """Returns whether the kernels are built. pip's settings override the environment."""
     given = [f"{name}={value}" for name, value in (settings or {}).items()]
     given += [os.environ.get(name, "") for name in ("SKBUILD_CMAKE_DEFINE", "CMAKE_ARGS")]
     found = re.search(r"JGG_KERNELS(?::\w+)?=(\w*)", " ".join(given))
@@ -95,14 +95,14 @@ def kernels(settings: Settings = None) -> bool:
 
 
 def _passed_on(settings: Settings) -> Settings:
-    """What scikit-build-core is told: without kernels there is no CMake, and one wheel for all."""
+    """Returns the settings of scikit-build-core: no CMake and one wheel for all without kernels."""
     if kernels(settings):
         return settings
     return {**(settings or {}), "wheel.cmake": "false", "wheel.py-api": "py3"}
 
 
 def missing(settings: Settings = None) -> list[str]:
-    """What the machine lacks, with what to do about it; nothing of what `settings` says."""
+    """Returns what the machine lacks, except what `settings` names, and what to do about it."""
     given = " ".join([*(settings or ()), os.environ.get("CMAKE_ARGS", "")])
     faults = []
     if sys.platform != "linux":
@@ -110,14 +110,14 @@ def missing(settings: Settings = None) -> list[str]:
     compilers = (os.environ["CXX"].split()[0],) if os.environ.get("CXX", "").strip() else COMPILERS
     if not any(map(shutil.which, compilers)) and "CMAKE_CXX_COMPILER" not in given:
         faults.append(
-            f"- No C++ compiler was found ({', '.join(compilers)}). The build needs one of C++20, "
-            "such as g++ 11 or clang++ 14: install it (apt install g++), or name it in the "
-            "environment variable CXX."
+            f"- No C++ compiler was found ({', '.join(compilers)}). The build needs a C++20 "
+            "compiler: g++ 11 or clang++ 14, or newer. Install one (apt install g++), or name one "
+            "in the environment variable CXX."
         )
     include = sysconfig.get_path("include")
     if not Path(include, "Python.h").exists() and "Python" not in given:
         faults.append(
             f"- Python's headers were not found: there is no Python.h in {include}. Install them "
-            "(apt install python3-dev), or take a Python that has them."
+            "(apt install python3-dev), or use a Python that has them."
         )
     return faults

@@ -1,9 +1,9 @@
-"""Runs a CUDA compiler, paces the additions of FP8 kernels, and keeps what was said of the source.
+"""Runs a CUDA compiler, paces the additions of FP8 kernels, and keeps the compiler's messages.
 
 Usage: compile_kernels.py LOG_DIR COMMAND...
 
 The messages go to LOG_DIR/<name of the source>.log as well as to stderr. Additions are paced if the
-command defines JGG_ADDITIONS_PER_PAUSE; the build fails if there are none.
+command defines JGG_ADDITIONS_PER_PAUSE. The build then fails if it finds no additions.
 """
 
 import subprocess

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 
 INSTRUCTION_BYTES = 16
-ALWAYS = 7  # the predicate of an instruction without one
+ALWAYS = 7  # the predicate field of an instruction without a predicate
 ZERO_REGISTER = 255
 
 _CUDA = 190  # e_machine of a cubin
@@ -44,9 +44,9 @@ class Instruction:
     third_source = _Field(64, 8)
 
     stall = _Field(105, 4)  # cycles until the warp's next instruction may issue
-    no_yield = _Field(109, 1)  # 0: rather issue another warp's next
-    wait_mask = _Field(116, 6)  # scoreboards that have to be clear before this one issues
-    reuse = _Field(122, 4)  # sources, a bit each, that the next one reads from the reuse cache
+    no_yield = _Field(109, 1)  # 0: prefer to issue another warp's instruction next
+    wait_mask = _Field(116, 6)  # scoreboards that have to be clear before this instruction issues
+    reuse = _Field(122, 4)  # a bit for each source that stays in the reuse cache
 
     def __init__(self, bits: int):
         self.bits = bits
@@ -60,8 +60,10 @@ class Instruction:
 
 
 def functions(binary: bytes | bytearray) -> Iterator[tuple[str, range]]:
-    """The kernels of all cubins in an object file, unless compressed: their mangled names, and the
-    offsets of their instructions."""
+    """Yields the mangled name of each kernel in an object file, and its instructions' offsets.
+
+    It does not find compressed cubins.
+    """
     start = binary.find(_ELF_MAGIC)
     while start >= 0:
         (machine,) = struct.unpack_from("<H", binary, start + 18)

@@ -1,19 +1,19 @@
-"""Paces the float32 additions of the FP8 kernels, between whose products they run.
+"""Paces the float32 additions of the FP8 kernels, which run between products.
 
 An FP8 kernel adds the products of each step to float32 sums while another warpgroup has the tensor
 cores. Both read registers, and the tensor cores wait while additions issue without a break. ptxas
-has every other addition yield to another warp, so that the next one reads its scale again. Here
-every addition leaves it in the reuse cache, and now and then one stalls for a cycle more instead,
-as no PTX can ask for. What that gives is in docs/notes/fp8.md.
+has every other addition yield to another warp, so that the next addition reads its scale again.
+Here every addition leaves its scale in the reuse cache, and now and then an addition stalls for one
+cycle more instead. PTX cannot ask for this. docs/notes/fp8.md has the gain.
 
 DeepGEMM (github.com/deepseek-ai/DeepGEMM) was the first to change how such additions are scheduled
 in compiled code. Results stay the same, bit for bit: nothing is reordered, no stall gets shorter
 than what the compiler found necessary, and a source that has left the reuse cache is read again.
 
-Registers are in two banks, odd and even ones, of which each gives two sources at a time (Jia et
-al., see machine_code.py). Additions whose three sources are of one bank take a cycle more. They are
-counted, since ptxas has chosen such registers after changes of code that is not near them: 28 of
-128 additions of a kernel took 4 % of its time.
+Registers are in two banks, odd and even. Each bank gives two sources at a time (Jia et al., see
+machine_code.py), so an addition whose three sources are in one bank takes a cycle more. Such
+additions are counted, because ptxas has chosen such registers after changes of unrelated code: 28
+of the 128 additions of a kernel cost 4 % of its time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BETWEEN = 5  # other instructions, which load scales or count
 
 
 def pace(path: Path, period: int) -> int:
-    """Paces the additions of all kernels of an object file. Returns how many instructions.
+    """Paces the additions of an object file's kernels. Returns how many instructions are paced.
 
     One addition in `period` pauses.
     """
@@ -46,7 +46,7 @@ def pace(path: Path, period: int) -> int:
 
 
 def count_of_one_bank(path: Path) -> int:
-    """How many additions of all kernels of an object file read three registers of one bank."""
+    """Returns how many additions of an object file's kernels read three registers of one bank."""
     binary = path.read_bytes()
     count = 0
     for _, offsets in functions(binary):
@@ -66,7 +66,7 @@ def _is_of_one_bank(instruction: Instruction) -> bool:
 
 
 def pace_instructions(instructions: Sequence[Instruction], period: int) -> int:
-    """Has one in `period` additions pause, in place. Returns how many instructions are paced."""
+    """Makes one in `period` additions pause, in place. Returns how many instructions are paced."""
     paced = 0
     for run in _runs(instructions):
         for place, index in enumerate(run, start=1):
@@ -81,7 +81,7 @@ def pace_instructions(instructions: Sequence[Instruction], period: int) -> int:
 
 
 def _runs(instructions: Sequence[Instruction]) -> list[list[int]]:
-    """Stretches of multiplications and additions: the indices of each one's."""
+    """Returns the indices of the instructions of each run of multiplications and additions."""
     runs: list[list[int]] = [[]]
     for index, instruction in enumerate(instructions):
         if instruction.operation not in (_FFMA, _FMUL) or instruction.predicate != ALWAYS:
@@ -97,8 +97,10 @@ def _runs(instructions: Sequence[Instruction]) -> list[list[int]]:
 
 
 def _reuse_sources(instruction: Instruction, following: Instruction) -> None:
-    """Leaves the following instruction the sources that it reads in the same place, unless it waits
-    first, as ptxas does."""
+    """Leaves in the reuse cache the sources that the following instruction reads in the same place.
+
+    Like ptxas, it leaves none if the following instruction waits first.
+    """
     if following.wait_mask:
         return
     pairs = (

@@ -1,18 +1,17 @@
 // Shared-memory barriers and the ring of stages that they guard.
 //
-// CUTLASS 4.2's barriers and fences are volatile, so the compiler keeps their order among each
-// other. They do not clobber memory, so the compiler may move an ordinary load or store across
-// them. The barriers and fences of this file and of cluster.h are compiler fences too, and no other
-// file uses CUTLASS's. A function here that epilogues call repeatedly is a single statement. With
-// three statements the compiler did not inline loops that call it, and serialised their WGMMAs
-// (C7520).
+// CUTLASS 4.2's barriers and fences are volatile, so the compiler does not reorder them. They do
+// not clobber memory, so the compiler may move an ordinary load or store across them. The barriers
+// and fences of this file and of cluster.h are compiler fences too, and no other file uses
+// CUTLASS's. A function here that epilogues call repeatedly is a single statement. With three
+// statements the compiler did not inline loops that call it, and serialised their WGMMAs (C7520).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
 
 namespace jgg::sm90 {
 
-// No load or store is moved across it by the compiler; it is no instruction.
+// Keeps the compiler from moving loads and stores across it. It emits no instruction.
 __device__ __forceinline__ void fence_compiler() { asm volatile("" ::: "memory"); }
 
 // An mbarrier. Accesses after wait() do not begin before it, and accesses before an arrival do not
@@ -29,7 +28,7 @@ struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
     fence_compiler();
     Base::arrive();
   }
-  // In the CTA `cta` of the cluster, if `arrives`.
+  // Arrives at this barrier of the CTA `cta` of the cluster, if `arrives`.
   __device__ void arrive(int cta, bool arrives) const {
     fence_compiler();
     Base::arrive(cta, arrives);
@@ -38,7 +37,7 @@ struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
     fence_compiler();
     Base::arrive_and_expect_tx(bytes);
   }
-  // Once all cp.async of this thread have arrived.
+  // Makes this thread arrive once all cp.async that it has issued are complete.
   __device__ void arrive_after_copies() {
     fence_compiler();
     cutlass::arch::cpasync_barrier_arrive_noinc(address());
@@ -46,19 +45,21 @@ struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
   __device__ uint64_t* address() { return &barrier_; }
 };
 
-// Before copies and products, which reach shared memory by another way, read what this thread wrote
-// there, or write where it read. The threads that begin them wait for this one behind the fence.
+// Orders this thread's accesses to shared memory before later TMA copies and WGMMAs, which access
+// it through the async proxy. A thread that issues these has to wait at a barrier until this thread
+// has passed the fence.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// By one thread.
+// Initialises barriers that wait for `arrivals` arrivals. One thread calls it.
 template <int kBarriers>
 __device__ void set_arrivals(Barrier (&barriers)[kBarriers], int arrivals) {
   for (int i = 0; i < kBarriers; ++i) barriers[i].init(arrivals);
 }
 
-// Behind it, by the same thread: the cluster and copies see them as they were made.
+// Makes initialised barriers visible to the cluster and to copies. The thread that has initialised
+// them calls it.
 __device__ __forceinline__ void fence_barriers() {
   fence_compiler();
   cutlass::arch::fence_barrier_init();
@@ -85,8 +86,8 @@ struct StageIterator {
   }
 };
 
-// Named barriers of a block, each the first of two, one for either consumer. CUTLASS keeps the
-// first 8 of the 16 that there are for itself.
+// Named barriers of a block. Each is the first of two: consumer i uses the barrier with the number
+// `barrier + i`. CUTLASS reserves the first 8 of the 16 barriers.
 enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyOrder = 3, kStoreOrder = 5 };
 constexpr int kReservedBarriers = cutlass::arch::NamedBarrier::ReservedNamedBarrierCount;
 

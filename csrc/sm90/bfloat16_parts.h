@@ -3,13 +3,13 @@
 // x = p0 + p1 + ..., where each part has the next eight bits of x. Three parts have all bits of x,
 // and two parts leave out the last eight bits. Bfloat16 has the exponents of float32. These parts
 // therefore need no scale, unlike the float16 parts of sm90/float16_parts.h, and no pass over a
-// whole group first. In exchange there are more of them: a product as good as float32 takes six
-// products of three bfloat16 parts, but only three products of two float16 parts.
+// whole group first. In exchange a product needs more of them: float32 accuracy takes six products
+// of three bfloat16 parts, but only three products of two float16 parts.
 //
 // Products of first parts are summed apart from all other products, which are corrections. If an
 // operand is infinite, its second part is NaN, and so are the corrections, which are then dropped.
-// A NaN must therefore show in the first part, the upper half of the float32. The NaNs that
-// arithmetic makes do.
+// A NaN must therefore be a NaN in its first part too, which is the upper half of the float32. This
+// is so for the NaNs that arithmetic produces.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,8 @@
 
 namespace jgg::sm90 {
 
-// Splits two numbers: parts[i] has part i of both, that of the first in the low half.
+// Splits two numbers. parts[i] has part i of `a` in its low half and part i of `b` in its high
+// half.
 template <int kParts>
 __device__ __forceinline__ void split_bfloat16(float a, float b, uint32_t (&parts)[kParts]) {
   constexpr uint32_t kUpper = 0xffff0000;
@@ -33,7 +34,8 @@ __device__ __forceinline__ void split_bfloat16(float a, float b, uint32_t (&part
   memcpy(&parts[kParts - 1], &rest, sizeof(rest));
 }
 
-// Adds the sum of all other products to that of the first parts.
+// Returns the sum of the products of first parts, plus the sum of all other products if it is
+// finite.
 __device__ __forceinline__ float corrected(float sum, float correction) {
   return isfinite(correction) ? sum + correction : sum;
 }

@@ -12,8 +12,9 @@ __device__ int rank_in_cluster() {
   return Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
 }
 
-// Says that this thread has made its barriers, and waits until all threads of the cluster have.
-// They are made with a fence of their own, which is all that this one orders.
+// After arrive_at_cluster(), wait_for_cluster() waits until all threads of the cluster have
+// arrived. The arrival is relaxed: it orders only the initialisation of barriers, and only together
+// with fence_barriers().
 __device__ inline void arrive_at_cluster() {
   fence_compiler();
   cute::cluster_arrive_relaxed();

@@ -17,17 +17,17 @@ namespace jgg::sm90 {
 
 // ---- problems: what the arguments of an operation become, where its tiles and operands lie ----
 //
-// Config is the tile, majors and stages: KernelConfig, ScaledConfig. Params are the parameters of
-// the kernel.
+// Config has the tile, the majors and the stages (KernelConfig, ScaledConfig). Params are the
+// parameters of the kernel.
 
 template <class P>
 concept AnyProblem = requires(typename P::Params const& params, WorkTile const& work) {
   typename P::Config;
-  // Rows of the result from the tile's first one on.
+  // The number of rows of the result from the tile's first row on.
   { P::rows_left(params, work) } -> std::convertible_to<int>;
 };
 
-// Arguments that a launch makes parameters of.
+// Arguments from which launch() makes the kernel's parameters.
 template <class P, class Arguments>
 concept MadeFrom = requires(Arguments const& arguments, typename P::Params& params) {
   { P::make_params(arguments, params) } -> std::same_as<cudaError_t>;
@@ -35,15 +35,15 @@ concept MadeFrom = requires(Arguments const& arguments, typename P::Params& para
   { arguments.max_sms } -> std::convertible_to<int>;
 };
 
-// A schedule of whole tiles, tile(unit, rank, work): scheduler/ragged_schedule.h. Turns say who
-// takes which unit: scheduler/turns.h.
+// schedule() returns a schedule of whole tiles, which has tile(unit, rank, work)
+// (scheduler/ragged_schedule.h). Turns decide which cluster takes which unit (scheduler/turns.h).
 template <class P>
 concept SchedulesTiles = requires(typename P::Params const& params) {
   P::template schedule<DeviceWarp>(params);
   typename P::template Turns<DeviceWarp>;
 };
 
-// Whether rows of lhs lie anywhere in memory (gather.h), and how to find the rows of a problem.
+// Whether rows of lhs lie anywhere in memory (gather.h). Such a problem satisfies GathersLhs.
 template <class P>
 constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
 // Whether each CTA loads all of its rows itself, by three warps, so that clusters share rhs.
@@ -57,8 +57,9 @@ concept GathersLhs =
       { P::gathered_row(params, row) } -> std::convertible_to<int>;
     };
 
-// One box of a step of each operand, from element k of the contracted dimension and a row or column
-// of the tile on, and whether the cluster shares it: tma/load.h.
+// load_lhs() and load_rhs() load one box of an operand in a step: from element k of the contracted
+// dimension and from a row or column of the tile on. `shared` says whether the cluster shares the
+// operand (tma/load.h).
 template <class P>
 concept LoadsBoxes =
     requires(typename P::Params const& params, WorkTile const& work, int number,
@@ -69,8 +70,8 @@ concept LoadsBoxes =
       };
     };
 
-// The place where a tile is stored, and its treatment by L2. `adds_to` says whether a tile is added
-// to the old values of the float32 result.
+// store_at() returns where a tile is stored, and store_hint() the L2 policy of the store. adds_to()
+// says whether a tile is added to the old values of the float32 result.
 template <class P>
 concept StoresTiles = requires(typename P::Params const& params, WorkTile const& work, int row) {
   { P::store_at(params, work, row) } -> std::same_as<StoreCoordinates>;
@@ -91,13 +92,14 @@ concept KeepsStep = requires(typename P::Params const& params, WorkTile const& w
 
 // A problem of 16-bit operands, or of float32 ones in 16-bit parts:
 //
-//   Epilogue            what takes its tiles
+//   Epilogue            the class that stores its tiles
 //   kEarlyReleaseSteps  steps of a tile that release their stages early: kNoSteps, kAllSteps, ...
-//   kKeepsStep, kAdds   whether it does what the concepts say
-//   kSpreadsStores      the tile before is stored in steps that stores_in() chooses, not in each
-//   columns_needed(params, work)  columns to load of rhs, from the tile's first one on; others are
-//                       whatever shared memory holds
-//   kHasSmallBoxes      where it is there and true, Params has rhs_box_columns: of a box of rhs
+//   kKeepsStep, kAdds   whether it satisfies KeepsStep and AddsTiles
+//   kSpreadsStores      whether the previous tile is stored only in the steps that stores_in()
+//                       chooses, and not in each step
+//   columns_needed(params, work)  the number of columns of rhs to load, from the tile's first one
+//                       on; further columns keep what shared memory held before
+//   kHasSmallBoxes      optional: if true, Params has rhs_box_columns, the columns of a box of rhs
 template <class P>
 concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
                   requires(typename P::Params const& params, WorkTile const& work) {
@@ -111,16 +113,17 @@ concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
                     requires !P::kAdds || AddsTiles<P>;
                   };
 
-// A problem of a list of matrices: Shared is the block's storage, and kHasNarrowTiles whether tiles
-// of which half the columns suffice are multiplied as such.
+// A problem of a list of matrices. Shared is the storage of a block. kHasNarrowTiles says whether a
+// tile that needs only half of its columns is multiplied with only this half.
 template <class P>
 concept ListProblem = Problem<P> && requires(typename P::Shared& shared) {
   { P::kHasNarrowTiles } -> std::convertible_to<bool>;
   P::Epilogue::initialize(shared);
 };
 
-// A problem of FP8 operands. A step is a block of scales; finish() does to the accumulators of a
-// tile, or of a piece of one, what is left to do.
+// A problem of FP8 operands. A step covers a block of scales. finish() completes the accumulators
+// of a tile or of a piece: it multiplies by the scales that are the same all along K, if the
+// epilogue does not.
 template <class P, class Accumulators>
 concept ScaledProblem =
     AnyProblem<P> && StoresTiles<P> &&
@@ -136,13 +139,14 @@ concept ScaledProblem =
 // ---- roles: what the warps of a kernel do, kernel.h has the table ----
 //
 //   Config, Params, Shared      of the kernel
-//   kThreads, kBlocks           of a block, and blocks of a multiprocessor
-//   initialize(params, shared)  barriers, by all threads
-//   kRegisters                  of threads that load, multiply and convert; 0: as launched, or none
-//   load, schedule, consume     of one warp, one warp, and each consumer
-//   bring, convert              if it has them, of two warps, and of a warpgroup
-// or, of roles that have other warps, or choose among roles by what is in memory,
-//   run(params, shared, rank)   all that a block does
+//   kThreads, kBlocks           threads of a block, and blocks that share a multiprocessor
+//   initialize(params, shared)  initialises barriers; all threads call it
+//   kRegisters                  of threads that load, multiply and convert; 0 means as launched, or
+//                               that no threads convert
+//   load, schedule, consume     the work of warp 0, of warp 1, and of each consumer
+//   bring, convert              optional: the work of two warps, and of a warpgroup
+// Roles that have other warps, or that choose between roles by what is in memory, have instead
+//   run(params, shared, rank)   the work of a block
 template <class R>
 concept Roles = requires(typename R::Params const& params, typename R::Shared& shared, int index) {
   typename R::Config;
@@ -169,8 +173,8 @@ concept Fixup = requires(F const& fixup, WorkTile const& work, Accumulators& acc
 
 // ---- epilogues ----
 
-// Stores a tile while the next one is being multiplied, subtile by subtile: store_rest() at its
-// end.
+// Stores a tile subtile by subtile while the next tile is multiplied. After that, store_rest()
+// stores the subtiles that are left.
 template <class E>
 concept StoresBehind = requires(E& epilogue) {
   epilogue.store_next();
@@ -178,15 +182,15 @@ concept StoresBehind = requires(E& epilogue) {
   epilogue.wait();
 };
 
-// epilogue/cooperative.h
+// An epilogue that only stores: epilogue/cooperative.h.
 template <class E, class Accumulators>
 concept Epilogue =
     StoresBehind<E> && requires(E& epilogue, StoreCoordinates at, Accumulators& accumulators) {
       epilogue.take(accumulators, at);
     };
 
-// The epilogue of lists: prefetch() fetches what take() will need, store_early() stores what cannot
-// be deferred until the next tile is being multiplied.
+// An epilogue of lists. prefetch() fetches what take() will need. store_early() stores what cannot
+// wait until the next tile is multiplied.
 template <class E, class Accumulators>
 concept EpilogueOfLists =
     StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {
@@ -195,7 +199,7 @@ concept EpilogueOfLists =
       epilogue.store_early();
     };
 
-// An epilogue that computes (consumer_fused.h): take_zeros() is for rows that no local group owns.
+// An epilogue that computes more than a scale (consumer_fused.h). take_zeros() is for unowned rows.
 template <class E, class Accumulators>
 concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const& work,
                                                     Accumulators& accumulators, int step) {
@@ -204,7 +208,7 @@ concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const&
   { E::stores_in(step, step) } -> std::convertible_to<bool>;
 };
 
-// A computing epilogue where consumers take turns: begin() comes before a tile is multiplied.
+// Such an epilogue of consumers that take turns. begin() is called before a tile is multiplied.
 template <class E, class Accumulators>
 concept FusedEpilogueInTurn =
     requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {

@@ -18,15 +18,15 @@ constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 
-// Registers a thread, moved from the warpgroup that only issues copies to those that accumulate.
-// `convert` is of a warpgroup that few kernels have.
+// Registers of a thread. The warpgroup that only issues copies gives registers to the warpgroups
+// that accumulate. Few kernels have a warpgroup that converts.
 struct Registers {
   int load;
   int multiply;
   int convert = 0;
 };
 constexpr Registers kTileRegisters{40, 232};
-// Schedules of pieces take more registers than those of whole tiles.
+// Schedules of pieces take more registers than schedules of whole tiles.
 constexpr Registers kPieceRegisters{56, 224};
 
 constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
@@ -36,7 +36,7 @@ constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
 
-// How CuTe says where an operand is contiguous.
+// Returns CuTe's name of a major.
 constexpr cute::GMMA::Major gmma_major(Major major) {
   return major == Major::kK ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
 }
@@ -62,8 +62,9 @@ struct KernelConfig {
   static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
   // The result leaves through subtiles of 64 rows by 128 bytes. Each consumer has its own slots for
-  // them, or they have the same ones in turn. Where 16-bit tiles are computed in turn, an epilogue
-  // does more with them than to store them, and has room for it.
+  // them. Only consumers that take turns and have 32-bit results share their slots. Consumers that
+  // take turns and have 16-bit results get more slots, because their epilogue does more than store
+  // (consumer_fused.h).
   static constexpr bool kSharesSlots = kTakesTurns && sizeof(Output) == 4;
   static constexpr int kSubtileColumns = kRowBytes / sizeof(Output);
   static constexpr int kSubtiles = kTileN / kSubtileColumns;
@@ -78,9 +79,9 @@ struct KernelConfig {
       (kLhsBytes + kRhsBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
-  // An operand tile arrives in two boxes, the unit that a cluster splits between its CTAs. A box of
-  // an MN-major operand is made of slabs 64 wide and kTileK deep, because the swizzle spans 128
-  // bytes of the contiguous dimension.
+  // An operand tile arrives in two boxes. The CTAs of a cluster that shares the operand load one
+  // each. A box of an MN-major operand is made of slabs 64 wide and kTileK deep, because the
+  // swizzle spans 128 bytes of the contiguous dimension.
   static constexpr int kBoxes = 2;
   static constexpr int kLhsBoxBytes = kLhsBytes / kBoxes;
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
@@ -89,7 +90,7 @@ struct KernelConfig {
   static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
-  // The multiple at which a TMA box can start in the contiguous dimension of an operand.
+  // In the contiguous dimension of an operand, a TMA box can start at multiples of this.
   static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };
@@ -107,15 +108,15 @@ struct SharedStorage {
   alignas(8) Barrier empty[Config::kStages];
   alignas(8) Barrier work_full[kWorkStages];
   alignas(8) Barrier work_empty[kWorkStages];
-  alignas(16) int rows[2 * kRowsPerConsumer];  // where the rows are that gather.h loads
+  alignas(16) int rows[2 * kRowsPerConsumer];  // the numbers of the rows that gather.h loads
 };
 
-// How many of a tile's first steps release their stages early: when they are done, before the next
-// one is waited for. While loads are late, as they are when a tile begins, the producer then has
-// every stage to fill. Otherwise the next step is issued first, and the tensor cores always have
-// one to go on with.
+// How many of a tile's first steps release their stages early. Such a step releases its stage when
+// its products are done, before the consumer waits for the next stage. The producer can then fill
+// every stage, which helps while loads are late, as they are when a tile begins. All other steps
+// release their stage after the next step is issued, so that the tensor cores always have work.
 constexpr int kNoSteps = 0, kFirstSteps = 8, kAllSteps = 1 << 30;
-// The kernel's parameters say how many, as `early_steps`.
+// The kernel's parameters have the number, as `early_steps`.
 constexpr int kStepsOfParams = -1;
 
 }  // namespace jgg::sm90

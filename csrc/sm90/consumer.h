@@ -8,14 +8,15 @@
 
 namespace jgg::sm90 {
 
-// Whether a subtile of the tile before is stored in this step of a tile of so many. Spread over
-// them, the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
+// Returns whether a subtile of the previous tile is stored in step `step` of a tile of `steps`
+// steps. Spreading the stores over the steps leaves L2 time for the loads, which are late when a
+// tile begins.
 __device__ inline bool stores_in(int step, int steps) {
   if (steps >= 32) return step % 4 == 3;
   return steps < 12 || step % 2 == 0;
 }
 
-// The loop over tiles, or pieces of tiles if the fixup says so.
+// The loop over tiles, or over pieces of tiles if Fixup::kIsCut.
 template <class Problem, class Mainloop, class Fixup, class Epilogue, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;

@@ -18,7 +18,7 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
   typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
   int const first_row = consumer * kRowsPerConsumer;
-  // One number instead of the two of an iterator: registers are all in use.
+  // Count tiles, because no register is free for the second number of an iterator.
   for (int tile = 0;; ++tile) {
     WorkIterator slot;
     slot.stage = tile % kWorkStages;
@@ -36,7 +36,8 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
     } else {
       Mainloop::skip(steps, shared, stage);
     }
-    // In one place for all tiles, and for the end of the schedule: an epilogue is a lot of code.
+    // Call the epilogue in one place for all tiles and for the end of the schedule, because it is a
+    // lot of code.
     epilogue.store_rest();
     if (multiplies) {
       epilogue.take(accumulators, work);
@@ -49,8 +50,8 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
   epilogue.wait();
 }
 
-// The loop of consumers that take turns: what an epilogue does takes as long as the other one's
-// products.
+// The loop of consumers that take turns. The epilogue of one consumer takes as long as the products
+// of the other consumer.
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_fused_in_turn(typename Problem::Params const& params, Shared& shared,
                                       int consumer) {
@@ -70,7 +71,8 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
     }
     epilogue.begin(work);
     if (work.k_tiles > 0) {
-      // The contracted dimension is the same for all groups: past its end are zeros.
+      // All groups have the same contracted dimension, and loads read zeros past its end. So all K
+      // tiles are multiplied whole.
       WorkTile steps{};
       steps.k_tiles = work.k_tiles;
       steps.extent = work.k_tiles * Config::kTileK;
@@ -89,7 +91,7 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
   epilogue.wait();
 }
 
-// Whole tiles with such an epilogue.
+// The roles of kernels of whole tiles with such an epilogue.
 template <class Problem, class Mainloop>
 struct FusedRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;

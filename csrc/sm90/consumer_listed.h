@@ -6,7 +6,7 @@
 
 namespace jgg::sm90 {
 
-// The largest parameters of a kernel, since CUDA 12.1.
+// The most bytes of parameters that a kernel can have (since CUDA 12.1).
 constexpr size_t kParameterLimit = 32764;
 
 // The loop over tiles.

@@ -14,7 +14,7 @@
 
 namespace jgg::sm90 {
 
-// Passes over the other consumer's tile and its stages; false if there is none.
+// Passes over the other consumer's tile and its stages. Returns false if there is no such tile.
 template <class Shared, class Stage>
 __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
   int const k_tiles = read_work(shared, slot).k_tiles;

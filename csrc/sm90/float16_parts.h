@@ -20,8 +20,9 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// The exponent of the scale of a group whose largest finite magnitude has the bits `maximum`. Where
-// that magnitude is subnormal or nearly so, the scale stops at the largest whose inverse is normal.
+// Returns the exponent of the scale of a group whose largest finite magnitude has the bits
+// `maximum`. If that magnitude is subnormal or nearly so, the scale is the largest one whose
+// inverse is normal.
 __device__ inline int scale_exponent(unsigned maximum) {
   int const exponent = int(maximum >> 23) - 127;
   return min(14 - exponent, 126);
@@ -35,7 +36,7 @@ struct Parts {
 __device__ inline Parts split(float scaled) {
   __half const high = __float2half_rn(scaled);
   float const rest = scaled - __half2float(high);
-  // An infinity is all in the high part: infinity minus infinity is none.
+  // The high part has all of an infinity. The rest, infinity minus infinity, would be NaN.
   return {high, __hisinf(high) ? __half(0) : __float2half_rn(rest * kLowScale)};
 }
 

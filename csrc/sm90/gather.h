@@ -1,18 +1,18 @@
 // Warps that load an lhs whose rows lie anywhere in memory.
 //
-// A TMA box may have a single row. The swizzle places the pieces of the row by bits of their
+// A TMA box may have a single row. The swizzle places the 16-byte units of the row by bits of their
 // address in shared memory. A row therefore lands where the box of a whole tile would have put it,
 // and the stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any
 // other.
 //
-// The rate of issue limits such boxes: two warps take longer to issue 128 of them, in about 20
-// cycles each, than the products of a K tile take. There are two ways out. Clusters share the lhs
-// of all their tiles, and two warps of each CTA load half of the rows for both CTAs. Or clusters
-// share rhs, and three warps load all rows of their CTA; FP8 kernels do this too (scales/gather.h).
+// Issuing such a box takes about 20 cycles. Two warps therefore take longer to issue 128 of them
+// than the products of a K tile take. There are two ways out. Clusters share the lhs of all their
+// tiles, and two warps of each CTA load half of the rows for both CTAs. Or clusters share rhs, and
+// three warps load all rows of their CTA; FP8 kernels do this too (scales/gather.h).
 //
-// The issuing thread has to be an elected one. If it is chosen in another way, the compiler does
-// not know that it is a single thread, makes a loop over lanes of each instruction, and a box takes
-// 65 cycles.
+// elect_one_sync() has to choose the issuing thread. If the thread is chosen in another way, the
+// compiler does not know that it is a single thread. It then makes a loop over lanes of each
+// instruction, and a box takes 65 cycles.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -23,7 +23,7 @@
 
 namespace jgg::sm90 {
 
-// Warps that load them.
+// The number of warps that only load such rows.
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
   }
 }
 
-// A loading warp, where rows of lhs are rows of the result.
+// The work of a loading warp if rows of lhs are rows of the result.
 template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
@@ -69,7 +69,8 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
     }
     __syncwarp();
     if (cute::elect_one_sync()) {
-      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead.
+      // Wait for each stage even if it gets no rows, because no thread may wait for a stage two
+      // rounds ahead.
       bool const has_rows = Problem::rows_left(params, work) > rank * kRowsPerConsumer;
       auto at = stage;
       for (int step = 0; step < work.k_tiles; ++step, ++at) {
@@ -85,13 +86,13 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
   });
 }
 
-// To an address in shared memory, which is one register where a pointer is two.
+// Stores to an address in shared memory, which takes one register, where a pointer takes two.
 __device__ inline void store_shared(uint32_t to, int value) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
-// A loading warp, where rows are contracted: each step has other rows, and each CTA loads its half
-// of their columns for both.
+// The work of a loading warp if rows are contracted. Each step has other rows, and each CTA loads
+// half of their columns for both CTAs.
 template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                        int warp) {
@@ -99,13 +100,13 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
   static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
   static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
-  // Volatile, so that it is worked out here and takes no register of the consumers.
+  // Volatile, so that the lane is read here and takes no register of the consumers.
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    // Query it again at each use, because no register is left to keep it.
+    // Query the rank again at each use, because no register is left to keep it.
     auto const in_tile = [] { return int(rank_in_cluster<Config>()) * kRowsPerConsumer; };
     bool const has_columns = Problem::rows_left(params, work) > in_tile();
     auto const index_of = [&](int step) {
@@ -115,7 +116,8 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
       store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
       __syncwarp();
-      // It comes from far: nothing is done with it before the rows of this step are on their way.
+      // The next index comes from device memory. It is not used before the rows of this step are
+      // on their way.
       index = index_of(step + 1);
       if (cute::elect_one_sync()) {
         shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -135,15 +137,17 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
 
 // ---- each CTA loads all of its own rows, by three warps ----
 //
-// Two warps that load nothing else load 48 of the 128 boxes of a step each, and the warp that loads
-// rhs loads the other 32. Clusters share rhs. A step's boxes are issued in fewer cycles than its
-// products take, which two warps cannot do.
+// Two warps load 48 of the 128 boxes of a step each, and load nothing else. The warp that loads rhs
+// loads the other 32 boxes. Clusters share rhs. Three warps issue the boxes of a step in fewer
+// cycles than its products take, which two warps cannot do.
 
 constexpr int kRowsBesideRhs = 32;
-// Warp i of the two loads rows from 32 i on of a tile's first half, and so many of the second half.
+// Warp i of the two loads the 32 rows of a tile's first half from row 32 i on, and this many rows
+// of the second half.
 constexpr int kRowsOfSecondHalf = (kRowsPerConsumer - kRowsBesideRhs) / 2;
 
-// Finds the rows [first, first + kRows) of a tile, by a warp.
+// Writes the numbers of rows [first, first + kRows) of a tile to shared memory. A whole warp calls
+// it.
 template <class Problem, int kRows, class Shared>
 __device__ __forceinline__ void find_rows(typename Problem::Params const& params,
                                           WorkTile const& work, Shared& shared, int first) {
@@ -153,7 +157,7 @@ __device__ __forceinline__ void find_rows(typename Problem::Params const& params
   shared.rows[first + lane] = Problem::gathered_row(params, index);
 }
 
-// Loads the rows that find_rows() found, in a step, by one thread.
+// Loads a step of the rows that find_rows() found. One thread calls it.
 template <class Problem, int kRows, class Shared, class Stage>
 __device__ __forceinline__ void load_found_rows(typename Problem::Params const& params,
                                                 Shared& shared, Stage const& at, int first,
@@ -164,7 +168,7 @@ __device__ __forceinline__ void load_found_rows(typename Problem::Params const& 
                       step * Problem::Config::kTileK);
 }
 
-// One of the two warps, where rows of lhs are rows of the result.
+// The work of one of the two warps if rows of lhs are rows of the result.
 template <class Problem, class Shared>
 __device__ void gather_own_rows(typename Problem::Params const& params, Shared& shared, int warp) {
   using Config = typename Problem::Config;
@@ -189,8 +193,9 @@ __device__ void gather_own_rows(typename Problem::Params const& params, Shared& 
   });
 }
 
-// Loads kRows rows of lhs from `first` on, in each step of a tile where rows are contracted, by a
-// warp: in boxes for the two halves of the tile's columns. `begin(stage)` comes before.
+// Loads kRows rows of lhs from row `first` of each step on, if rows are contracted. Each half of
+// the tile's columns has its own boxes. `begin(stage)` is called before the boxes of a step are
+// issued. A whole warp calls this function.
 template <class Problem, int kRows, class Shared, class Stage, class Begin>
 __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Params const& params,
                                                          WorkTile const& work, Shared& shared,
@@ -211,7 +216,8 @@ __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Param
       store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
     }
     __syncwarp();
-    // It comes from far: nothing is done with it before the rows of this step are on their way.
+    // The next index comes from device memory. It is not used before the rows of this step are
+    // on their way.
     index = index_of(step + 1);
     if (cute::elect_one_sync()) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -232,7 +238,7 @@ constexpr int kContractedBesideRhs = kRowsBesideRhs / 2;  // rows of two boxes
 template <class Config>
 constexpr int kContractedRows = (Config::kTileK - kContractedBesideRhs) / 2;
 
-// One of the two warps, where rows are contracted.
+// The work of one of the two warps if rows are contracted.
 template <class Problem, class Shared>
 __device__ void gather_own_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                            int warp) {
@@ -245,7 +251,7 @@ __device__ void gather_own_contracted_rows(typename Problem::Params const& param
   });
 }
 
-// The warp that loads rhs, where rows are contracted.
+// The work of the warp that loads rhs, for one tile, if rows are contracted.
 template <class Problem, class Shared, class Stage>
 __device__ void load_rhs_and_contracted_rows(typename Problem::Params const& params,
                                              WorkTile const& work, Shared& shared, Stage& stage,

@@ -4,11 +4,11 @@
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
-//   0          2, 3  Roles::bring     kRegisters.load     data that no box of a whole tile has:
+//   0          2, 3  Roles::bring     kRegisters.load     load what no tile's box can load:
 //                                                         rows by their numbers (gather.h), scales
 //                                                         and rows of tokens by cp.async
-//   1          all   Roles::convert   kRegisters.convert  splits rows into parts; in kernels that
-//                                                         do not, consumers are warpgroups 1, 2
+//   1          all   Roles::convert   kRegisters.convert  splits rows into parts; if missing,
+//                                                         consumers are warpgroups 1 and 2
 //   2, 3       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
 //
 //   registers of a thread             load, multiply
@@ -36,8 +36,9 @@
 //   named barriers: barrier.h
 //
 // Kernels of fine tiles, with a block for each tile, have other warps (rank_k/fine_roles.h).
-// Kernels of contracting products have two sets of roles (ragged/contracting_roles.h). The roles of
-// both say what a block does; only its threads, its shared memory and its launch are the shell's.
+// Kernels of contracting products have two sets of roles (ragged/contracting_roles.h). Both have a
+// `run` that does all the work of a block. The shell only launches it, with its threads and its
+// shared memory.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -82,12 +83,14 @@ __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, 
 template <Roles Role>
 __global__ void __launch_bounds__(Role::kThreads, Role::kBlocks)
     persistent_kernel(const __grid_constant__ typename Role::Params params) {
-  // The compiler's pass over host code would instantiate the body too, and drop it: a tenth of the
-  // time to build. The host needs the name and parameters of the kernel only.
+  // Without this condition, the compiler's pass over host code would instantiate the body too and
+  // drop it, which takes a tenth of the build time. The host needs only the name and parameters of
+  // the kernel.
 #ifdef __CUDA_ARCH__
   using Config = typename Role::Config;
-  // The widest swizzle needs this alignment. Memory aligned at run time is generic to the compiler,
-  // which gives wider addresses, and additions of FP8 kernels with registers of one bank.
+  // The widest swizzle needs this alignment. If memory is aligned at run time instead, the compiler
+  // uses generic addresses. These take more registers, and the additions of FP8 kernels then get
+  // registers of one bank.
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<typename Role::Shared*>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();

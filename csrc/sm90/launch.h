@@ -1,4 +1,4 @@
-// Launches of the kernels that kernel.h is the shell of.
+// Launches the kernels whose shell is kernel.h.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 namespace jgg::sm90 {
 
-// `follows`: the kernel may begin while the one before it in the stream runs, and waits for its end
-// by itself (`dependent_launch.h`).
+// If `follows`, the kernel may begin while the previous kernel of the stream runs. It must then
+// wait for the end of the previous kernel itself (`dependent_launch.h`).
 template <class Role>
 cudaError_t launch_clusters(typename Role::Params const& params, int64_t clusters,
                             cudaStream_t stream, bool follows = false) {

@@ -14,21 +14,23 @@
 
 namespace jgg::sm90 {
 
-// Lockstep pays for tiles of so many steps, in groups of more than so many rows on average. Shorter
-// tiles lose more by waiting than they gain, and with few rows all clusters wait for memory.
+// Lockstep pays for tiles of at least this many steps, in groups of more than this many rows on
+// average. Shorter tiles lose more by waiting than they gain, and with few rows all clusters wait
+// for memory.
 constexpr int kLockstepSteps = 40, kLockstepRows = 256;
 
-// How many tiles have been loaded, by the thread blocks of all launches: it only grows, and wraps.
-// Launches that run at the same time may thus wait too short a time. One for each translation unit.
+// The number of tiles that the thread blocks of all launches have loaded. It only grows, and wraps.
+// Launches that run at the same time share it, so they may not wait long enough. Each translation
+// unit has its own.
 static __device__ unsigned loaded_tiles;
 
-// For the thread that loads. If it is not used, neither function is called.
+// Used by the thread that loads. If it is not used, neither wait() nor arrive() is called.
 class Lockstep {
  public:
-  // Nobody has loaded a tile yet when the last block begins, if all begin at once.
+  // If all blocks begin at once, no block has loaded a tile yet when the last one begins.
   __device__ explicit Lockstep(bool is_used) : goal_(is_used ? loaded() : 0) {}
 
-  // Before a tile of so many steps.
+  // Called before a tile of `steps` steps is loaded.
   __device__ void wait(int steps) {
     if (!is_patient_) return;
     unsigned const start = clock();
@@ -40,14 +42,14 @@ class Lockstep {
     }
   }
 
-  // After it.
+  // Called after its loads are issued.
   __device__ void arrive() {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&loaded_tiles) : "memory");
     goal_ += gridDim.x;
   }
 
  private:
-  // Cycles for each step of a tile, about four times as many as it takes.
+  // Cycles for each step of a tile, about four times as many as a step takes.
   static constexpr unsigned kPatience = 4096;
 
   __device__ static unsigned loaded() {
@@ -59,7 +61,7 @@ class Lockstep {
     return count;
   }
 
-  unsigned goal_;  // when all have loaded as many tiles as this block
+  unsigned goal_;  // `loaded_tiles` when all have loaded as many tiles as this block
   bool is_patient_ = true;
 };
 

@@ -1,13 +1,13 @@
-// The order in which two consumers do what only one of them may do at a time. It is like
-// `cutlass::OrderedSequenceBarrier`, which takes any number of consumers.
+// Orders two consumers that take turns at something that only one of them may do at a time. It is
+// like `cutlass::OrderedSequenceBarrier`, which takes any number of consumers.
 #pragma once
 
 #include "sm90/config.h"
 
 namespace jgg::sm90 {
 
-// Each turn that is passed on has to be waited for once, the one after the last tile too, so that
-// no arrival is left over.
+// A consumer has to wait once for each turn that is passed to it, including the turn after the last
+// tile, so that no arrival is left over.
 class OrderBarrier {
  public:
   // The first turn is consumer 0's.

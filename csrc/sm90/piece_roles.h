@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// Tiles of which some are cut along K.
+// The roles of kernels that cut some of their tiles along K.
 template <class Problem, class Mainloop>
 struct PieceRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;

@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// Whether clusters begin their tiles together: any of them, or this one.
+// Return whether clusters begin tiles together: any tiles of this launch, or the given tile.
 template <class Problem>
 __device__ bool keeps_step(typename Problem::Params const& params) {
   if constexpr (Problem::kKeepsStep) return params.keeps_step;
@@ -20,7 +20,8 @@ __device__ bool begins_together(typename Problem::Params const& params, WorkTile
   return false;
 }
 
-// The boxes of a tile, and some of the lhs rows that the CTA loads itself (gather.h), by a warp.
+// Loads the boxes of a tile, and some of the lhs rows that the CTA loads itself (gather.h). A whole
+// warp calls it.
 template <class Problem, class Mainloop, class Shared, class Stage>
 __device__ void load_beside_rows(typename Problem::Params const& params, WorkTile const& work,
                                  Shared& shared, Stage& stage, int rank, Lockstep& lockstep) {
@@ -31,7 +32,7 @@ __device__ void load_beside_rows(typename Problem::Params const& params, WorkTil
     constexpr int kFirst = Config::kTileM - kRowsBesideRhs;
     if (work.k_tiles > 0) find_rows<Problem, kRowsBesideRhs>(params, work, shared, kFirst);
     __syncwarp();
-    // Always the same thread.
+    // This elects the same thread every time, as `lockstep` needs.
     if (cute::elect_one_sync()) {
       if (begins_together<Problem>(params, work)) lockstep.wait(work.k_tiles);
       bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;

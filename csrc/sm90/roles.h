@@ -24,7 +24,7 @@ __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_w
   }
 }
 
-// The base of kernels of whole tiles and of stream-K pieces.
+// The base of the roles for whole tiles and for stream-K pieces.
 template <class Problem, class Mainloop>
 struct LoadingRoles : TileRoles<Problem> {
   static_assert(sm90::Problem<Problem>);
@@ -57,7 +57,7 @@ struct LoadingRoles : TileRoles<Problem> {
   }
 };
 
-// Whole tiles, which consumers share or take turns with.
+// The roles of kernels of whole tiles. Consumers share a tile, or take turns.
 template <class Problem, class Mainloop>
 struct WholeTileRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;
@@ -74,7 +74,7 @@ struct WholeTileRoles : LoadingRoles<Problem, Mainloop> {
   }
 };
 
-// Tiles of lists of problems, whose descriptors are parameters of the kernel.
+// The roles of kernels of lists of problems, whose descriptors are parameters of the kernel.
 template <class Problem, class Mainloop>
 struct ListRoles : TileRoles<Problem> {
   using Params = typename Problem::Params;

@@ -7,7 +7,8 @@
 
 namespace jgg::sm90 {
 
-// `Work` says what tiles are and who schedules them.
+// `Work` has the problem, and the schedule of its tiles or pieces: TileRoles, or a class derived
+// from it.
 template <class Work, class Mainloop, class Shared_>
 struct ScaledLoading : Work {
   using Problem = typename Work::Problem;
@@ -23,7 +24,7 @@ struct ScaledLoading : Work {
       initialize_work(shared, 1 + kScaleThreads / kWarpSize);
       fence_barriers();
     }
-    // Where rhs has no block scales, these stay ones.
+    // If rhs has no block scales, its scales stay ones.
     constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
     for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
   }

@@ -22,8 +22,8 @@ struct ScaledPieces : TileRoles<Problem> {
   template <class Sums>
   __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work,
                                   int consumer, Sums& sums) {
-    // Finish every piece, not the whole sum: in the other order ptxas assigns registers such that
-    // the mainloop's additions read some banks three times.
+    // Finish every piece and not the whole sum. In the other order ptxas assigns registers such
+    // that the mainloop's additions read some banks three times.
     Problem::finish(params, work, sums);
     constexpr int kSums = sizeof(sums[0]) / sizeof(float);
     PartialSums<typename Problem::Config> const partial_sums(params.workspace, consumer);
@@ -35,7 +35,7 @@ struct ScaledPieces : TileRoles<Problem> {
       for (int i = 0; i < sizeof(sums) / sizeof(float); ++i) sum(i) = 0.0f;
       return false;
     }
-    // Always in the order of K, so that the result is the same every time.
+    // Add the pieces always in the order of K, so that the result is the same every time.
     for (int i = 0; i < partials; ++i) partial_sums.add(work.slot + i, sum);
     return true;
   }

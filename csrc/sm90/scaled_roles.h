@@ -22,7 +22,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
   for (bool more = true; more; ++slot) {
-    // The sums leave few registers: the tile stays in the ring and is read where it is needed.
+    // The sums leave few registers, so the tile stays in the ring and is read where it is needed.
     shared.work_full[slot.stage].wait(slot.phase);
     WorkTile const& work = shared.work[slot.stage];
     more = work.k_tiles != kNoMoreWork;
@@ -51,10 +51,10 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   epilogue.wait();
 }
 
-// Schedule, registers and fixup of whole tiles; ScaledPieces has those of stream-K pieces.
+// The schedule, registers and fixup of whole tiles. ScaledPieces has those of stream-K pieces.
 template <class Problem>
 struct WholeScaledTiles : TileRoles<Problem> {
-  // Whether the sums are the result of a tile. If not, zeros are left of them.
+  // Returns whether the sums are the result of a tile. If not, it sets them to zero.
   template <class Sums>
   __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work, int,
                                   Sums& sums) {

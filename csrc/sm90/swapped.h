@@ -8,16 +8,17 @@
 
 namespace jgg::sm90 {
 
-constexpr int kColumnsPerConsumer = 64;  // M of one WGMMA, which has columns there
+constexpr int kColumnsPerConsumer = 64;  // M of one WGMMA, whose M side has the columns
 
-// The rows of a tile, those of its group that are left.
+// Returns the number of rows of a tile: those of its group that are left, at most kTileM.
 template <class Config>
 __device__ int rows_of(WorkTile const& work) {
   int const left = work.extent - work.m;
   return left < Config::kTileM ? left : Config::kTileM;
 }
 
-// Calls `function` with the first of those numbers that has room for `rows`, as a constant.
+// Calls `function` with the first of the numbers kRows, kMore... that is at least `rows`, as a
+// constant.
 template <int kRows, int... kMore, class Function>
 __device__ void with_least(int rows, Function function) {
   if constexpr (sizeof...(kMore) > 0) {
@@ -26,7 +27,7 @@ __device__ void with_least(int rows, Function function) {
   function(std::integral_constant<int, kRows>{});
 }
 
-// Calls `function` with the least of 16, 32, ... kMost that has room for `rows`, as a constant.
+// Calls `function` with the least of 16, 32, ... kMost that is at least `rows`, as a constant.
 template <int kMost, int kRows = 16, class Function>
 __device__ void with_rows(int rows, Function function) {
   if constexpr (kRows < kMost) {

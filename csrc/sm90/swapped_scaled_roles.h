@@ -10,8 +10,8 @@
 
 namespace jgg::sm90 {
 
-// Prefetches what a block reads first from device memory. Each of these reads waits for the one
-// before; prefetched, all come at once.
+// Prefetches what a block reads first from device memory. Each of these reads waits for the
+// previous one, but prefetches all run at once.
 template <class Params>
 __device__ void prefetch_first(Params const& params) {
   constexpr int kLine = 128 / sizeof(int);

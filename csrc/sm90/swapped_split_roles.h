@@ -7,8 +7,8 @@
 
 namespace jgg::sm90 {
 
-// Stores what a consumer has of a tile, 64 columns. WGMMA leaves a lane with rows 2 (lane % 4) and
-// the next of its two columns of each 8 rows, and each warp with 16 columns.
+// Stores a consumer's 64 columns of a tile. Each warp has 16 of them, and each lane two. In every 8
+// rows, a lane has rows 2 (lane % 4) and 2 (lane % 4) + 1 of its columns.
 template <class Config, int kSums>
 __device__ void store_swapped(float const (&sums)[kSums], float* out, int pitch, int rows,
                               int columns, int consumer) {

@@ -23,7 +23,7 @@ __device__ auto in_uniform_registers(Descriptors const& descriptors) {
 // Returns the descriptors advanced by `bytes`, to another stage.
 template <class Descriptors>
 __device__ auto advance(Descriptors const& descriptors, int bytes) {
-  constexpr int kUnit = 16;  // of addresses in descriptors
+  constexpr int kUnit = 16;  // descriptors have addresses in units of 16 bytes
   return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
 }
 
@@ -33,8 +33,8 @@ constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>
                            kWarpgroup / kRowsPerConsumer;
 
 // Adds the product of one K tile, which is all of K that the descriptors cover, to the
-// accumulators. If `from_zero`, the first WGMMA overwrites them. Inlined before anything else is
-// optimised, or accumulators would be copied.
+// accumulators. If `from_zero`, the first WGMMA overwrites them. It has to be inlined before other
+// optimisations. Otherwise accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
                                            Accumulators& accumulators) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& 
 }
 
 // Issues a step as a batch of its own. Until the batch has been waited for, nothing else may touch
-// the accumulators, and fences keep the compiler from moving them across.
+// the accumulators. Fences keep the compiler from moving accesses to them across the batch.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_batch(Mma& mma, Lhs const& lhs, Rhs const& rhs,
                                             bool from_zero, Accumulators& accumulators) {

@@ -11,7 +11,7 @@ namespace jgg::sm90 {
 
 using WorkIterator = StageIterator<kWorkStages>;
 
-// Steps of a tile that stands for the end of the schedule.
+// `k_tiles` of a work tile that marks the end of the schedule.
 constexpr int kNoMoreWork = -1;
 
 // Readers of a work tile: warps that load, and every warp of the consumers.
@@ -19,7 +19,7 @@ constexpr int work_readers(int loading_warps) {
   return loading_warps + kConsumers * kWarpgroup / kWarpSize;
 }
 
-// By one thread.
+// Called by one thread.
 template <class Shared>
 __device__ void initialize_work(Shared& shared, int loading_warps) {
   set_arrivals(shared.work_full, 1);
@@ -28,8 +28,8 @@ __device__ void initialize_work(Shared& shared, int loading_warps) {
 
 // ---- the warp that schedules ----
 
-// Keeps the ring full, so that finding the next tile costs its readers nothing: whole tiles of the
-// units that `turns` chooses.
+// Keeps the ring full of whole tiles of the units that `turns` chooses, so that finding the next
+// tile costs its readers nothing.
 template <class Config, class Schedule, class Turns, class Shared>
 __device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Shared& shared) {
   WorkIterator slot;
@@ -37,8 +37,8 @@ __device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Share
   while (more) {
     int const unit = turns.next(schedule);
     shared.work_empty[slot.stage].wait(slot.phase ^ 1);
-    // Straight into shared memory: this warp's registers have no room for a whole tile, nor for
-    // the rank between two tiles.
+    // Write the tile straight into shared memory, because this warp has no registers for a whole
+    // tile, nor for the rank between two tiles.
     WorkTile& work = shared.work[slot.stage];
     more = schedule.tile(unit, rank_in_cluster<Config>(), work);
     if (DeviceWarp::leads()) {
@@ -82,7 +82,7 @@ __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, i
 
 // ---- its readers ----
 
-// Gives a slot back that every thread of the warp has read.
+// Gives back a slot once every thread of the warp has read it.
 template <class Shared>
 __device__ void release_work(Shared& shared, WorkIterator& slot) {
   __syncwarp();
@@ -101,7 +101,7 @@ __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   return work;
 }
 
-// Calls `function(work, stage)` for each tile. After it the warp is together again.
+// Calls `function(work, stage)` for each tile. The warp reconverges after each call.
 template <class Config, class Shared, class Function>
 __device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {
   StageIterator<Config::kStages> stage;

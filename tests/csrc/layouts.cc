@@ -59,7 +59,7 @@ int64_t stream_k_workspace_bytes(int tile_m, int tile_n, int /*cluster*/, int bl
   return blocks * PartialSumsWorkspace::block_bytes(tile_m, tile_n);
 }
 
-// The workspace that a handler demands for float32 operands.
+// Returns the bytes of workspace that a handler demands for float32 operands.
 int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_batched,
                                 bool sizes_batched, bool offset_batched, int batches,
                                 int local_groups, int m, int k, int n, int terms) {
@@ -78,7 +78,8 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   return RaggedWorkspace(arguments).bytes();
 }
 
-// The workspace for lists of float32 operands: `stacks` are of matrices and the elements of each.
+// Returns the bytes of workspace for lists of float32 operands. Each of `stacks` is the number of
+// its matrices and the elements of one matrix.
 int64_t float32_list_workspace_bytes(std::vector<std::pair<int, int64_t>> const& stacks,
                                      int terms) {
   std::vector<parts::MatrixStack> operands;

@@ -1,4 +1,4 @@
-// The Python module jax_grouped_gemm._schedules: what kernels run on the device, on the host.
+// The Python module jax_grouped_gemm._schedules runs on the host what kernels run on the device.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,5 +1,5 @@
-// The schedules in which tiles are cut, as lists: run on the host, by simulated warps, for tests
-// and inspection.
+// Lists the schedules that cut tiles, for tests and inspection. Simulated warps run them on the
+// host.
 #include <array>
 #include <optional>
 #include <stdexcept>
@@ -23,8 +23,8 @@ constexpr int kTileK = 64;  // of 16-bit operands
 
 using ListedPiece = std::array<int, 14>;
 
-// For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
-// `schedule_of(cluster)` is the schedule of one of the clusters.
+// Lists the tiles of one cluster after the other. An entry has the cluster, the rank, and the
+// members of WorkTile. `schedule_of(cluster)` is the schedule of one of the clusters.
 template <class ScheduleOf>
 TileArray list_pieces(ScheduleOf const& schedule_of, int ranks, int clusters) {
   std::vector<ListedPiece> pieces;
@@ -43,7 +43,8 @@ TileArray list_pieces(ScheduleOf const& schedule_of, int ranks, int clusters) {
   return to_array(pieces);
 }
 
-// Pieces of a noncontracting product whose last wave is cut, with steps of `kTileK` elements.
+// Lists the pieces of a noncontracting product whose last wave is cut, with steps of `kTileK`
+// elements.
 template <int kTileK, class Tile>
 TileArray stream_k_pieces(Tile, GroupSizes const& groups, int n, int k, int clusters) {
   using Schedule =
@@ -79,7 +80,7 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
   return *pieces;
 }
 
-// The pieces of chains whose length is thought to be `length`.
+// Lists the pieces of chains that are cut as if their length were `length`.
 TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
                                     int batches, int local_groups, int m, int k, int n, int tile_m,
                                     int tile_n, int cluster, int clusters, int length, int longest,
@@ -117,7 +118,7 @@ TileArray chain_ranges(int chains, int length, int longest, int clusters) {
 
 int most_chain_sums(int chains, int clusters) { return ChainCuts::most_sums(chains, clusters); }
 
-// The length of chains that are worth cutting, or 0.
+// Returns the length of chains if they are worth cutting, or else 0.
 int worthwhile_chain_length(Sizes const& group_sizes, Offsets const& group_offset, int batches,
                             int local_groups, int m, int units, int zeros_cost, int most_sums,
                             int clusters) {

@@ -1,4 +1,4 @@
-// Arrays that the schedules of lists take from Python and return to it.
+// Arrays that the listed schedules take from Python and return to it.
 #pragma once
 
 #include <nanobind/ndarray.h>
@@ -18,13 +18,13 @@ using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
 
-// group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
+// Returns what kernels get for group_sizes [batches or 1, groups] and group_offset [batches or 1].
 inline GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int batches,
                             int local_groups, int rows) {
   int const groups = static_cast<int>(group_sizes.shape(1));
   auto const stride = [batches](size_t count, int size) {
     if (count != 1 && count != static_cast<size_t>(batches)) {
-      throw std::invalid_argument("group_sizes and group_offset have one row, or one a batch");
+      throw std::invalid_argument("group_sizes and group_offset have one row, or one per batch");
     }
     return count == 1 ? 0 : size;
   };

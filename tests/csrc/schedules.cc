@@ -1,5 +1,5 @@
-// The schedules that the kernels walk, as lists: run on the host, by simulated warps, for tests and
-// inspection.
+// Lists the schedules that the kernels walk, for tests and inspection. Simulated warps run them on
+// the host.
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -29,7 +29,8 @@
 namespace jgg {
 namespace {
 
-// As wide as the device's: for no more clusters than a launch has.
+// SimulatedTurns have room for as many clusters as turns on the device, which a launch never
+// exceeds.
 void check_clusters(int clusters, int cluster) {
   if (clusters > kMostMultiprocessors / cluster) {
     throw std::invalid_argument("no device has so many clusters");
@@ -38,7 +39,7 @@ void check_clusters(int clusters, int cluster) {
 template <class Tile>
 using SimulatedTurns = EarliestFree<SimulatedWarp, kMostMultiprocessors / Tile::kCluster>;
 
-// Finds the tile among those that are compiled: `list(tile)` for each until one is true.
+// Calls `list(tile)` for each compiled tile until a call returns true.
 template <class List, class... Tiles>
 void list_first(List list, Tiles... tiles) {
   if (!(list(tiles) || ...)) throw std::invalid_argument("no kernel has this tile");
@@ -59,8 +60,8 @@ bool is_tile(int tile_m, int tile_n, int cluster) {
   return tile_m == Tile::kTileM && tile_n == Tile::kTileN && cluster == Tile::kCluster;
 }
 
-// Calls `list` with the alignment as a constant: that of operands whose rows are contiguous, or
-// none.
+// Calls `list` with the alignment as a constant: kBoxAlign for operands whose rows are contiguous,
+// or else 1.
 template <class List>
 std::vector<ListedTile> with_alignment(int align, List list) {
   constexpr int kBoxAlign = 8;  // of 16-bit operands
@@ -71,8 +72,8 @@ std::vector<ListedTile> with_alignment(int align, List list) {
 
 constexpr int kTileK = 64;  // of 16-bit operands
 
-// The schedules that the kernels of one tile walk, whichever warpgroup takes which tile, run by
-// simulated warps.
+// Lists the schedule of the kernels of one tile. Which warpgroup takes which tile makes no
+// difference.
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
                                       int tile_m, int tile_n, int cluster, int align, int clusters,
@@ -182,7 +183,8 @@ TileConfig rank_k_tile(int tile_m, int tile_n, int cluster) {
   return {tile_m, tile_n, cluster, tile_m == tile_n ? KernelKind::kFine : KernelKind::kCooperative};
 }
 
-// stacks [matrices, n, steps of a tile, of a narrow tile, whether that comes in halves]
+// A stack is [matrices, n, steps of a tile, steps of a narrow tile, whether narrow tiles come in
+// halves].
 TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m, int tile_n,
                        int cluster) {
   std::vector<ListedTile> tiles;
@@ -206,7 +208,7 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
   return to_array(tiles);
 }
 
-// `steps`: of a tile
+// `steps` are those of a tile.
 bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clusters, int tile_m,
                             int tile_n, int cluster) {
   bool gains = false;
@@ -238,7 +240,7 @@ TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, in
   std::vector<ListedTile> tiles;
   with_tile(sm90::GroupedGemmTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
-    // Every cluster walks the schedule for itself, in units that ascend.
+    // Every cluster walks the schedule for itself, in ascending order of units.
     for (int first = 0; first < clusters; ++first) {
       ListSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, Tile::kCluster> walk[] = {
           {list, scheduled ? units : nullptr, scheduled, clusters},
@@ -258,9 +260,9 @@ TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, in
   return to_array(tiles);
 }
 
-// stacks [matrices, n, steps, steps on the diagonal] -> for each tile, in the order in which
-// `blocks` blocks take them: round, block, stack, matrix, m, n, steps and whether it is on the
-// diagonal.
+// Takes stacks [matrices, n, steps, steps on the diagonal]. Returns for each tile, in the order in
+// which `blocks` blocks take tiles: round, block, stack, matrix, m, n, steps, and whether the tile
+// is on the diagonal.
 TileArray square_triangle_tiles(Sizes const& stacks, bool upper, int blocks, int tile) {
   auto const list = [&](auto size) {
     using Schedule = TriangularRunSchedule<size.value>;
@@ -289,8 +291,8 @@ TileArray square_triangle_tiles(Sizes const& stacks, bool upper, int blocks, int
   throw std::invalid_argument("no kernel has this tile");
 }
 
-// products [m, n, steps] -> for each tile, in the order in which `blocks` blocks take them: round,
-// block, product, m, n and steps.
+// Takes products [m, n, steps]. Returns for each tile, in the order in which `blocks` blocks take
+// tiles: round, block, product, m, n and steps.
 TileArray square_product_tiles(Sizes const& products, int blocks, int tile) {
   auto const list = [&](auto size) {
     using Schedule = ProductRunSchedule<size.value>;

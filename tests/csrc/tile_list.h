@@ -10,7 +10,8 @@
 
 namespace jgg {
 
-// unit, rank, the cluster that takes the unit, then the members of WorkTile in their order.
+// The unit, the rank, the cluster that takes the unit, and then the members of WorkTile in their
+// order.
 using ListedTile = std::array<int, 12>;
 
 inline ListedTile listed_tile(int unit, int rank, int cluster, WorkTile const& work) {
@@ -18,7 +19,8 @@ inline ListedTile listed_tile(int unit, int rank, int cluster, WorkTile const& w
           work.extent, work.head, work.m,  work.n,     work.k_tiles, static_cast<int>(work.share)};
 }
 
-// In the order of units, as `clusters` clusters of `ranks` CTAs find them, each for itself.
+// Lists tiles in the order of units. Each of `clusters` clusters of `ranks` CTAs finds its own
+// tiles.
 template <class Turns, class Schedule>
 std::vector<ListedTile> list_tiles(Schedule const& schedule, int ranks, int clusters) {
   std::vector<ListedTile> tiles;

@@ -9,7 +9,7 @@ from tests.support import families
 
 @pytest.fixture(params=[DEFAULT_TILE, NARROW_TILE], ids=str)
 def tile(request) -> TileConfig:
-    """Each configuration of products of 16-bit operands that consumers share."""
+    """The tiles of products of 16-bit operands that both consumers share."""
     return request.param
 
 
@@ -22,6 +22,6 @@ def family(request):
 
 @pytest.fixture
 def rank_k_tile(request):
-    """Has updates of 16 bits take the tiles that the plan has for many units, or for few."""
+    """Makes 16-bit updates take the tiles that the plan has for many units, or for few units."""
     with families.rank_k_tile(request.param):
         yield

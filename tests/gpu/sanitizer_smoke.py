@@ -3,10 +3,10 @@
 compute-sanitizer --tool memcheck python -m tests.gpu.sanitizer_smoke
 compute-sanitizer --tool racecheck python -m tests.gpu.sanitizer_smoke fp8 fp64
 
-Arguments name the parts to run, all by default: each is minutes of work for a sanitizer, and parts
-in processes of their own can run side by side. Every buffer is its own allocation, so that an
-access past the end of one is seen, and XLA's autotuning is off, so that nearly all kernels seen are
-ours. Exits with an error on a wrong result.
+Arguments name the parts to run; by default all parts run. Each part takes a sanitizer minutes, and
+parts in separate processes can run at the same time. Every buffer is its own allocation, so that
+the sanitizer sees an access past the end of a buffer. XLA's autotuning is off, so that nearly all
+kernels that run are ours. Exits with an error on a wrong result.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Batch invariance on the GPU: the bits of a row alone, and among any number of others."""
+"""Batch invariance on the GPU: a row has the same bits alone and among any number of others."""
 
 import functools
 import os
 
-# Multicast memory is not everybody's to use on a shared host.
+# A shared host may not let every process use multicast memory.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import jax  # noqa: E402
@@ -35,7 +35,7 @@ LAYERS = {  # D, F, E, k
 
 
 def arrays(rng, *shapes, dtype=BF16):
-    """Arrays of many magnitudes, so that the bits of a sum show its order and its rounding.
+    """Returns arrays of many magnitudes, so that the bits of a sum show its order and rounding.
 
     One small program makes all arrays, because these tests spend most of their time compiling.
     """
@@ -61,10 +61,10 @@ def assert_same(one, other, what):
 
 
 def check_layer(rng, layer, of_tokens, counts):
-    """`layer` of a token's arrays gives the same bits among any number of tokens."""
+    """Checks that `layer` gives a token the same bits among any number of tokens."""
     whole = [np.asarray(a) for a in layer(*of_tokens)]
     for count in counts:
-        # Some of the first tokens, at any places among others.
+        # Put some of the first tokens at random places among other tokens.
         tokens, places = rng.permutation(MANY)[:count], rng.permutation(count)[:WATCHED]
         tokens[places] = np.arange(len(places))
         got = layer(*(a[tokens] for a in of_tokens))
@@ -73,7 +73,7 @@ def check_layer(rng, layer, of_tokens, counts):
 
 
 def operands(rng, name, dtype=BF16):
-    """x, experts, weights and dy of tokens, and the matrices."""
+    """Returns x, experts, weights and dy of tokens, and the matrices."""
     d, f, e, k = LAYERS[name]
     shapes = (MANY, d), (MANY, d), (e, d, f), (e, d, f), (e, f, d)
     x, dy, *matrices = arrays(rng, *shapes, dtype=dtype)
@@ -84,7 +84,7 @@ def operands(rng, name, dtype=BF16):
 
 
 def layer_of(matrices, run=moe.dropless_mlp, gradient=True, **options):
-    """A function of x, experts, weights and dy that returns y and dx."""
+    """Returns a function of x, experts, weights and dy that returns y and dx."""
     num_experts = matrices[0].shape[0]
 
     @jax.jit
@@ -123,7 +123,7 @@ def test_layers_of_few_tokens(name, rng):
 
 
 def test_layers_of_few_tokens_with_biases(rng):
-    """Kernels that sort add biases of gate and up, but not that of down."""
+    """Kernels that sort add the biases of gate and up, but not the bias of down."""
     of_tokens, matrices = operands(rng, "gptoss")
     d, f, e, _ = LAYERS["gptoss"]
     *of_hidden, of_down = arrays(rng, (e, f), (e, f), (e, d))
@@ -170,7 +170,7 @@ def test_layers_that_are_composed(rng):
 
 
 def check_product(rng, product, lhs, groups, counts=COUNTS):
-    """`product` of rows and sizes gives the rows of a group the same bits in groups of any size."""
+    """Checks that `product` gives the rows of a group the same bits in groups of any size."""
     lhs, group = np.asarray(lhs), int(rng.integers(groups))
     alone = product(lhs[:WATCHED], np.bincount([group] * WATCHED, minlength=groups))
     for count in counts:
@@ -262,7 +262,7 @@ def test_whole_layers_of_flax(rng):
 
 @pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
 def test_over_devices(recipe, rng):
-    """A token has the bits of one device, alone and among others, on as many as there are."""
+    """A token has the same bits as on one device, on any number of devices, alone or not."""
     of_tokens, matrices = operands(rng, "qwen3")
     given = [a[:1024] for a in of_tokens]
     expected = [np.asarray(a) for a in invariant(matrices, recipe=recipe)(*given)]

@@ -1,5 +1,7 @@
-"""Layers of few tokens, whose kernels sort them: the bits of kernels on sorted rows, which other
-tests compare with float64."""
+"""Layers of few tokens, whose kernels sort the tokens.
+
+They have the same bits as kernels on sorted rows, which other tests compare with float64.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ def random_layer(rng, format, *, experts, local, tokens, top_k, embed, hidden, h
         dtype = jnp.float32 if rng.random() < 0.5 else BF16
         return jnp.asarray(rng.standard_normal((local, columns)), dtype) if biased else None
 
-    # Some experts of a token are repeated, of another device, or no experts at all.
+    # Some experts of a token are repeated, belong to another device, or are no experts at all.
     chosen = rng.integers(-1, experts + 1, (tokens, top_k))
     weights = ExpertWeights(
         wi_0=matrices(local, embed, hidden),
@@ -80,7 +82,7 @@ def test_random_layers(format, rng):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 def test_layers_of_models(format, tokens, rng):
-    """Many tiles and steps, every place of a tile, and again: kernels follow each other closely."""
+    """Many tiles and steps, every place of a tile, and repeated runs, whose kernels overlap."""
     sizes = dict(experts=32, local=32, tokens=tokens, top_k=8, embed=2880, hidden=768)
     given = random_layer(rng, format, **sizes, has_up=True, biased=True)
     given = DecodeOperands(

@@ -3,7 +3,7 @@
 import os
 from functools import partial
 
-# Multicast memory is not everybody's to use on a shared host.
+# A shared host may not let every process use multicast memory.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import jax  # noqa: E402
@@ -39,7 +39,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids=str)
 def mesh() -> Mesh:
     devices = jax.devices("cuda")
     if len(devices) < 2:
-        pytest.skip("there is one GPU")
+        pytest.skip("there is only one GPU")
     assert os.environ["NCCL_NVLS_ENABLE"] == "0"
     return Mesh(np.array(devices[: 1 << (len(devices).bit_length() - 1)]), ("expert",))
 
@@ -68,8 +68,8 @@ def operands(mesh, rng, dtype, **sizes):
 def test_float32_is_exactly_that_of_one_gpu(mesh, options, rng):
     given, split = operands(mesh, rng, jnp.float32, embed=64, hidden=32)
     cotangent = jnp.asarray(rng.integers(-2, 3, given[0].shape), jnp.float32)
-    # Of default precision, products of many and of few rows to an expert round differently, and a
-    # device has half the experts that one GPU has.
+    # With default precision, products of many and of few rows of an expert round differently, and a
+    # device has fewer experts than one GPU that has all of them.
     exact = dict(activation="relu", precision="highest")
     one = ep.one_device(E, implementation="cuda", **exact)
     expected = ep.with_gradients(one)(cotangent, *given)

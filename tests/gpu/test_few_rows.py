@@ -1,5 +1,7 @@
-"""The forward kernels with biases and any activation, for groups of few rows and of many, against
-float64, and layers of few tokens made of them."""
+"""The forward kernels with biases and any activation, and layers of few tokens.
+
+Kernels for groups of few rows and of many rows are compared with float64.
+"""
 
 from functools import partial
 
@@ -67,7 +69,7 @@ def test_experts_without_an_up_projection(tile, rng):
         if activation in mlp.CLIPPED:
             shift = mlp.CLIPPED[activation][2]
             value = mlp.activated(activation, gate, np.zeros_like(gate))[0]
-            assert shift in (0.0, 1.0)  # which is added to up, and there is none
+            assert shift in (0.0, 1.0)  # it is added to up, which this layer does not have
         else:
             value = mlp.activated(activation, gate, gate)[0]
         error = np.linalg.norm(np.asarray(got, np.float64) - value)
@@ -108,7 +110,7 @@ def test_same_inputs_give_the_same_bits(rng):
 def test_layers_with_biases(activation, form, rng):
     """Values and all gradients, of the kernels and of the composition in pure JAX."""
     if form == "alone" and activation in mlp.CLIPPED:
-        pytest.skip("what is clipped has an up projection")
+        pytest.skip("clipped activations need an up projection")
     case = mlp.case(rng, tokens=300, top_k=3, embed=136, hidden=192, experts=7, dtype=BF16)
     biases = [random(rng, (7, n), BF16) for n in (192, 192, 136)]
     matrices = [case.wi_0, case.wi_1, case.wo]

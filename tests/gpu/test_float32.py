@@ -23,7 +23,7 @@ TAIL = slice(int(SIZES.sum()), M)
 
 @pytest.fixture(autouse=True)
 def passes():
-    """Takes the kernels after passes, also for products of any number of rows."""
+    """Uses the kernels that follow a splitting pass, for products of any number of rows."""
     with jgg.use_tiles(forward=DEFAULT_TILE, dgrad=DEFAULT_TILE):
         yield
 
@@ -33,7 +33,7 @@ def operands(op, rng, m=M, k=K, n=N, g=G):
 
 
 def run(op, lhs, rhs, sizes, offset=None, *, transpose_lhs=False, transpose_rhs=False, **options):
-    """The kernel's result for operands stored in the given majors."""
+    """Returns the kernel's result for operands stored in the given majors."""
     return op.call(
         swap(lhs, transpose_lhs),
         swap(rhs, transpose_rhs),
@@ -113,7 +113,10 @@ class TestAccuracy:
     @BOTH_OPS
     @pytest.mark.parametrize("depth", [128, 1024, 4096])
     def test_no_worse_than_a_float32_dot(self, op, depth, rng):
-        """The mean square of the error relative to |lhs| |rhs|, and but for chance its maximum."""
+        """Compares the mean square and the maximum of the error relative to |lhs| |rhs|.
+
+        The bound of the maximum leaves room for chance.
+        """
         m, k = (2048, depth) if op is NONCONTRACTING else (depth, 2048)
         lhs, rhs, _ = operands(op, rng, m=m, k=k, n=1024, g=1)
         exact = op.exact(lhs, rhs, [m])
@@ -192,7 +195,7 @@ class TestRange:
     @BOTH_OPS
     @pytest.mark.parametrize("precision, bits", [("default", 39), ("highest", 50)])
     def test_elements_fade_below_the_largest_of_their_group(self, op, precision, bits, rng):
-        """The documented limit: an error of the group's largest magnitudes, not only |lhs| |rhs|"""
+        """The documented limit: errors follow a group's largest elements, not |lhs| |rhs| alone."""
         lhs, rhs, _ = operands(op, rng)
         for x in (lhs, rhs):
             x[...] = np.copysign(2.0 ** rng.uniform(-60, 0, x.shape), x)
@@ -231,7 +234,7 @@ class TestNonFinite:
     @PRECISIONS
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_is_what_the_sum_of_products_is(self, op, precision, value, rng):
-        """A few in valid rows: exactly the results that they reach are not finite."""
+        """A few elements of valid rows make exactly those results non-finite that they reach."""
         lhs, rhs, _ = operands(op, rng)
         for x in (lhs, rhs):
             x.flat[rng.integers(0, x.size, 5)] = value
@@ -348,7 +351,7 @@ class TestSurroundings:
             assert again.tobytes() == first
 
     def test_recorded_in_a_cuda_graph(self, rng, tmp_path):
-        """Replays see sizes that change from one to the next."""
+        """Group sizes change from replay to replay."""
         lhs, rhs, cotangent = operands(NONCONTRACTING, rng)
         table = np.stack([sizes_of.any_kind(rng, M, G) for _ in range(20)])
 

@@ -25,7 +25,7 @@ MAJORS = pytest.mark.parametrize("transpose_rhs", [False, True])
 
 @pytest.fixture(autouse=True)
 def few_rows_tile():
-    """Takes the kernel for products of any number of rows."""
+    """Uses the kernel for few rows for products of any number of rows."""
     with jgg.use_tiles(forward=SWAPPED_FLOAT32_TILE, dgrad=SWAPPED_FLOAT32_TILE):
         yield
 
@@ -35,7 +35,7 @@ def operands(rng, m=M, k=K, n=N, g=G):
 
 
 def run(lhs, rhs, sizes, offset=None, *, transpose_rhs=False, **options):
-    """The kernel's result for an rhs stored in the given major."""
+    """Returns the kernel's result for an rhs stored in the given major."""
     return NONCONTRACTING.call(
         lhs,
         swap(rhs, transpose_rhs),
@@ -149,7 +149,10 @@ class TestMajors:
 class TestAccuracy:
     @pytest.mark.parametrize("depth", [128, 1024, 8192])
     def test_no_worse_than_a_float32_dot(self, depth, rng):
-        """The mean square of the error relative to |lhs| |rhs|, and but for chance its maximum."""
+        """Compares the mean square and the maximum of the error relative to |lhs| |rhs|.
+
+        The bound of the maximum leaves room for chance.
+        """
         lhs, rhs, _ = operands(rng, m=1024, k=depth, n=1024, g=1)
         exact = NONCONTRACTING.exact(lhs, rhs, [1024])
         ours = run(lhs, rhs, np.array([1024], np.int32), precision="highest")
@@ -164,7 +167,7 @@ class TestAccuracy:
     @PRECISIONS
     @pytest.mark.parametrize("exponents", [(-50, 125), (125, -50), (60, 60), (-20, -20)])
     def test_magnitudes_within_a_group(self, exponents, precision, rng):
-        """None matters to another."""
+        """The magnitude of an element does not affect the accuracy of others."""
         lhs, rhs, _ = operands(rng)
         for x, exponent in zip((lhs, rhs), exponents, strict=True):
             x[...] = np.copysign(2.0 ** (exponent + rng.uniform(-40, 0, x.shape)), x)
@@ -188,7 +191,7 @@ class TestNonFinite:
     @MAJORS
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_is_what_the_sum_of_products_is(self, transpose_rhs, precision, value, rng):
-        """A few in valid rows: exactly the results that they reach are not finite."""
+        """A few elements of valid rows make exactly those results non-finite that they reach."""
         lhs, rhs, _ = operands(rng)
         for x in (lhs, rhs):
             x.flat[rng.integers(0, x.size, 5)] = value

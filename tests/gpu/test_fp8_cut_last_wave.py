@@ -1,6 +1,6 @@
 """FP8 products whose last wave is cut along K, so that thread blocks exchange sums.
 
-Most of these are a part of one wave, all cut.
+Most of these products are smaller than one wave, so that all of their tiles are cut.
 """
 
 from functools import partial
@@ -44,7 +44,8 @@ def operands_of(rng, k, lhs_shape=None, rhs_shape=None, n=N):
     return lhs, lhs_scale, rhs, scales(rng, rhs_shape or (G, nb, kb))
 
 
-# Scales are read one step at a time, and four, where pieces begin in the middle of four.
+# Scales are read one step at a time, or four steps at a time. Pieces then begin in the middle of
+# four steps.
 @pytest.mark.parametrize("k", [128 * 43 - 16, 128 * 44, 128 * 62 - 32])
 @pytest.mark.parametrize("shapes", [(None, None), ((M, 1), (G, N))], ids=["blocks", "rows"])
 @OUTPUTS
@@ -61,7 +62,7 @@ def test_any_group_sizes(out_dtype, shapes, k, schedules, rng):
 @pytest.mark.parametrize("lhs_shape", [(M, 44), (M, 1), (), (44, M + 4)], ids=str)
 @pytest.mark.parametrize("rhs_shape", [(G, 7, 44), (G, N), (G,)], ids=str)
 def test_scale_shapes(lhs_shape, rhs_shape, schedules, rng):
-    """Scales that are constant along K are applied once, to the whole sum."""
+    """Some of these scales are constant along K."""
     operands = operands_of(rng, 128 * 44, lhs_shape, rhs_shape)
     sizes = np.array([300, 200, 1, 500, 0, 300])
     assert is_cut(schedules, sizes, 128 * 44)

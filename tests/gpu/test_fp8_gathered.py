@@ -19,7 +19,7 @@ DTYPES = pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E
 
 
 def tokens_and_rows(rng, tokens, rows, k, dtype):
-    """Tokens with scales, NaN where nobody reads them, and the tokens of rows, some none's."""
+    """Returns tokens with scales, and the tokens of rows. Tokens that no row reads are NaN."""
     x, x_scales = fp8(rng, (tokens, k), dtype), scales(rng, (tokens, k // 128))
     where = rng.integers(-2, tokens + 2, rows).astype(np.int32)
     where[where == 0] = tokens
@@ -32,8 +32,11 @@ def tokens_and_rows(rng, tokens, rows, k, dtype):
 @DTYPES
 @OUTPUTS
 def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypatch):
-    """Bit for bit, with columns off the tile, for all groups and some of them; with more columns
-    than plans read tokens in place for, too."""
+    """Results agree bit for bit, for all groups and for some of them.
+
+    Some products have columns that are no multiple of the tile, or more columns than plans read
+    tokens in place for.
+    """
     monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.FP8_TILES_IN_PLACE", 4)
     for tokens, rows, k, n, sizes in [
         (300, 1000, 512, 512, [300, 0, 430, 270]),
@@ -77,7 +80,7 @@ def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypa
 @pytest.mark.parametrize("hidden, embed", [(256, 512), (136, 1536)])
 @pytest.mark.parametrize("dtype", [BF16, jnp.float16])
 def test_layers_are_those_of_copied_rows(hidden, embed, dtype, rng, monkeypatch):
-    """Bit for bit, forward and backward, when routing changes and a program is run again."""
+    """They agree bit for bit, forward and backward, when routing changes between runs."""
     tokens, experts, top_k = 1000, 8, 4
     shapes = (experts, embed, hidden), (experts, embed, hidden), (experts, hidden, embed)
     x = jnp.asarray(rng.standard_normal((tokens, embed)), dtype)
@@ -98,7 +101,7 @@ def test_layers_are_those_of_copied_rows(hidden, embed, dtype, rng, monkeypatch)
         return [gradients(x, matrices, some) for some in logits]
 
     logits = jnp.asarray(rng.standard_normal((5, tokens, experts)), F32)
-    # All tokens to a few experts, so that the others have none.
+    # Send all tokens to a few experts, so that the other experts have none.
     logits = logits.at[3:, :, 5:].add(-100.0)
     for got, want in zip(run(True), run(False), strict=True):
         for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):

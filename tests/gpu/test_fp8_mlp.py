@@ -132,8 +132,8 @@ class TestLayers:
         got = jax.jit(partial(run, "cuda"))(None, *factors)
         again = jax.jit(partial(run, "cuda"))(quantized, *factors)
         want = jax.jit(partial(run, "xla"))(None, *factors)
-        # The last bit of gate and up may differ, and then what is quantised is an FP8 step away in
-        # some places: errors that average out over many tokens, not over three.
+        # The last bit of gate and up may differ, and then some quantised values are an FP8 step
+        # away. Such errors average out over many tokens, but not over three.
         bound = 3e-2 if tokens > 16 else 6e-2
         for one, same, other in zip(got, again, want, strict=True):
             np.testing.assert_array_equal(np.float32(one), np.float32(same))

@@ -1,4 +1,4 @@
-"""The FP8 kernels against float64 products of the dequantised operands, and training with them."""
+"""FP8 kernels against float64 products of dequantised operands, and training with FP8."""
 
 from functools import partial
 from itertools import product
@@ -47,7 +47,7 @@ def test_scale_shapes(lhs_shape, rhs_shape, tile, rng):
 
 
 class TestFastAccumulation:
-    """Sums in the tensor cores, of operands whose scales do not change along K."""
+    """The tensor cores add up all products if scales do not change along K."""
 
     @DTYPES
     @OUTPUTS
@@ -61,7 +61,8 @@ class TestFastAccumulation:
             options = dict(preferred_element_type=out_dtype)
             fast = np.float64(noncontracting(*operands, fast_accumulation=True, **options))
             exact = np.float64(noncontracting(*operands, **options))
-            # Fewer bits of a sum whose terms cancel in part, and the result's last bit.
+            # The sum has fewer bits, which matters where terms cancel, and the result has a last
+            # bit.
             last_bit = float(jnp.finfo(out_dtype).eps)
             atol = 4e-3 * np.abs(exact).max()
             np.testing.assert_allclose(fast, exact, rtol=last_bit, atol=atol)
@@ -196,7 +197,7 @@ def test_batches(batched, k, rng):
 @WHOLE_TILES
 @OUTPUTS
 def test_every_configuration_gives_the_same_bits(out_dtype, tile, rng):
-    """All add the same products in the same order, also when the device is full of them."""
+    """All add the same products in the same order, also when tiles fill the device."""
     m, k, n, groups = 9000, 1936, 1416, 24
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
     operands = lhs, scales(rng, (m, 16)), rhs, scales(rng, (groups, 12, 16))
@@ -343,7 +344,7 @@ class TestTraining:
 
 
 def test_many_tiles_for_each_processor(rng):
-    """The size of a training step: every product against float32 ones, and twice the same bits."""
+    """Products of the size of a training step agree with float32, and have the same bits twice."""
     m, k, n, groups = 16384, 2048, 1408, 32
     sizes = sizes_of.multinomial(rng, m - 100, groups)
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), 3)

@@ -28,7 +28,7 @@ SHAPES = [(1, 128), (300, 256), (129, 1000), (64, 13), (257, 1), (640, 2056)]
 
 
 def random(rng, shape, source):
-    """Numbers of very different magnitudes, with zeros, denormals, infinities and NaN."""
+    """Returns numbers of very different magnitudes, with zeros, denormals, infinities and NaN."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-14, 8, shape))
     for value in (0, 0, 0, 1e-40, np.inf, -np.inf, np.nan):
         x = np.where(rng.random(shape) < 0.003, value, x)
@@ -58,7 +58,7 @@ def test_blockwise(block_shape, dtype, source, power_of_two, rng):
 
 @FORMATS
 def test_rows_of_tokens(dtype, source, power_of_two, rng):
-    """As copies of them are quantised; zeros, with scales of one, where there is no token."""
+    """Rows get the bits of copied tokens. Rows without a token are zeros with scales of one."""
     params = dict(dtype=dtype, power_of_two=power_of_two, implementation="cuda")
     run = jax.jit(partial(primitive.quantize_tokens, **params))
     for shape in SHAPES:
@@ -85,7 +85,7 @@ def test_weights(dtype, source, power_of_two, rng):
 
 
 def wide_weights(rng, source):
-    """More than two tiles of 256 x 256 for each processor."""
+    """Returns matrices of more than two tiles of 256 x 256 for each processor."""
     x = np.stack([random(rng, (1024, 512), source) for _ in range(4)])
     return np.concatenate([np.roll(x, i, (1, 2)) for i in range(9)])
 
@@ -163,7 +163,7 @@ def test_batches(axes, rng):
 
 
 def test_past_two_to_the_31_elements(rng):
-    """Addresses must not be counted in 32 bits; the last rows show it."""
+    """Addresses need more than 32 bits, which the last rows show."""
     m, cols = 2**18 + 70, 2**13
     x = jax.random.normal(jax.random.key(int(rng.integers(2**31))), (m, cols), jnp.bfloat16)
     sizes = np.array([m - 60, 60])

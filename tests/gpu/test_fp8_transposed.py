@@ -1,4 +1,4 @@
-"""Operands of FP8 gradients of weights, as they are copied and computed, on the device."""
+"""Operands of FP8 weight gradients, which are quantised while they are copied or computed."""
 
 from functools import partial
 
@@ -53,7 +53,7 @@ def test_largest_of_columns(rows, columns, source, rng):
 @pytest.mark.parametrize("columns", [128, 100, 203, 1536])
 @pytest.mark.parametrize("tokens", [300, 600], ids=["quantised before", "as they are copied"])
 def test_gathered_rows_are_what_the_reference_computes(tokens, columns, source, rng):
-    """Bit for bit on the CPU: a GPU's division is not rounded as IEEE asks."""
+    """They agree bit for bit with the CPU. A GPU's division is not rounded as IEEE asks."""
     rows = 1000
     x = np.asarray(rng.standard_normal((tokens, columns)), source)
     x[7, :3], x[8, 1] = np.nan, np.inf
@@ -105,8 +105,10 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
 @pytest.mark.parametrize("out", [BF16, jnp.float16])
 @pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
 def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
-    """Bit for bit, with columns off the tile, and for some of all groups: a cluster's two tiles are
-    of one product, or of one each."""
+    """They agree bit for bit, also for some of all groups and for columns that do not fill a tile.
+
+    The two tiles of a cluster belong to one product, or each to another product.
+    """
     for rows, k, n, sizes in [
         (700, 256, 136, [300, 0, 130, 270]),
         (1000, 520, 64, [1, 2, 500, 400]),
@@ -135,7 +137,7 @@ def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
 
 
 class TestSlices:
-    """Operands that lie in an array with others."""
+    """Operands that are slices of a larger array."""
 
     @staticmethod
     def contract(lhs, rhs, sizes, **options):
@@ -191,7 +193,7 @@ def fp8_columns(rng, rows, columns, sizes, dtype):
 
 
 def owned_blocks(sizes, rows) -> int:
-    """Blocks of rows that a group owns. Nothing reads the other blocks."""
+    """Returns the number of blocks that have rows of groups. Nothing reads other blocks."""
     owned = np.diff(np.minimum(np.cumsum(sizes), rows), prepend=0)
     return int((-(-owned // 128)).sum())
 
@@ -199,7 +201,7 @@ def owned_blocks(sizes, rows) -> int:
 @FORMATS
 @pytest.mark.parametrize("activation", mlp.FUSED)
 def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, rng):
-    """Bit for bit, whatever the groups: none, empty ones, partial blocks, rows of no group."""
+    """They agree bit for bit with no groups, empty groups, partial blocks and rows of no group."""
     for rows, columns in [(300, 256), (1000, 768), (130, 200), (700, 136)]:
         layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
         operands = elementwise_operands(rng, layer, rows, BF16)
@@ -224,7 +226,7 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, 
                 assert_same_rows((values, found.scales), getattr(got, name), count)
             assert_same_rows(joined.hidden, got.hidden, blocks)
             assert_same_bits([joined.weights], [got.weights])
-            # Sums in another order, of terms that cancel.
+            # The kernels add terms that cancel in another order.
             bound = 2e-6 * np.abs(np.asarray(want.weights)).max()
             weights = jnp.where(jnp.arange(rows) < owned, want.weights, 0)
             np.testing.assert_allclose(got.weights, weights, rtol=1e-5, atol=bound)

@@ -39,13 +39,13 @@ TYPES = [
     for kernel in family.kernels
     for result in ((None, BF16, F16) if family in FLOAT32 else (None, F32))
 ]
-# The FP64 kernels know one scheduler only.
+# The FP64 kernels have only one scheduler.
 SCHEDULED = [
     (family, scheduler)
     for family in (*SIXTEEN_BITS, *FLOAT32, *DOUBLE)
     for scheduler in family.schedulers
 ]
-# Multiples of 16 bytes in every dtype, and sizes that are none.
+# Some sizes are multiples of 16 bytes in every dtype, and others are not.
 SHAPES = [(136, 72, 200), (2, 24, 8, 16), (137, 71, 201)]
 
 
@@ -71,7 +71,7 @@ class TestEveryTile:
     @pytest.mark.parametrize("scheduler", FLOAT32[0].schedulers)
     @each_kernel(*TENSOR_FLOAT)
     def test_edges(self, family, scheduler, transpose_lhs, transpose_rhs, rng):
-        """Sizes around those of tiles, boxes and consumers."""
+        """Sizes are around the sizes of tiles, boxes and halves of tiles."""
         sides = [8, 56, 64, 72, 120, 128, 136, 248, 256, 264, 384, 392, 520]
         shapes = [tuple(rng.choice(sides, 3)) for _ in range(60)]
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
@@ -113,7 +113,7 @@ class TestEveryTile:
 @pytest.mark.parametrize("sort_problems", [False, True])
 @pytest.mark.parametrize("family, scheduler", SCHEDULED, ids=label, indirect=["family"])
 class TestLists:
-    # Up to more than one launch takes: 79 problems, or 128 matrices of the FP64 kernels.
+    # The longest lists need more than one launch, which takes 79 problems, or 128 matrices of FP64.
     @pytest.mark.parametrize("multiple", [8, 1])
     @pytest.mark.parametrize("count", [1, 24, 79, 128, 300])
     def test_random(self, family, scheduler, sort_problems, count, multiple, rng):
@@ -265,7 +265,7 @@ class TestTransformations:
 
     @each(*FAMILIES)
     def test_in_a_scan(self, family, rng):
-        """A loop, which XLA may capture in a CUDA graph, does what calls do."""
+        """A loop, which XLA may capture in a CUDA graph, gives the results of separate calls."""
         problems = random_list(rng, [(64, 64, 64), (136, 136, 136), (63, 63, 63)], family.dtype)
         call = partial(jgg.grouped_gemm, alpha=0.1, **family.options)
 

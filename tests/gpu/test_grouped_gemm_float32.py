@@ -55,7 +55,10 @@ class TestRange:
 
 @pytest.mark.parametrize("depth", [64, 1024, 4096])
 def test_no_worse_than_a_float32_dot(depth, rng):
-    """The mean square of the error relative to |lhs| |rhs|, and but for chance its maximum."""
+    """Compares the mean square and the maximum of the error relative to |lhs| |rhs|.
+
+    The bound of the maximum leaves room for chance.
+    """
     problems = random_list(rng, [(1024, depth, 1024)], F32)
     exact = problems.exact(0)
     (ours,) = problems(precision="highest", **on_gpu)

@@ -12,9 +12,9 @@ from tests.support.dtypes import C128, F64
 from tests.support.families import DOUBLE, check_list, each, each_kernel
 from tests.support.products import FORMS, random_list
 
-# Around the edges of both tiles, even and odd.
+# Sizes around the edges of both tiles, even and odd.
 SIDES = (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389)
-# Less than a step, fewer steps than stages, and many, odd and even.
+# Less than a step, fewer steps than stages, and many steps, odd and even.
 DEPTHS = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024)
 
 
@@ -40,7 +40,7 @@ class TestEveryKernel:
         check_list(family, problems)
 
     def test_multiples_of_16_bytes(self, family, transpose_lhs, transpose_rhs, rng):
-        """Such rows are copied 16 bytes at a time; in the test above some operand never has any."""
+        """Such rows are copied 16 bytes at a time. Above, some operand never has such rows."""
         shapes = [tuple(int(2 * x) for x in rng.integers(1, 150, 3)) for _ in range(40)]
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         check_list(family, random_list(rng, shapes, family.dtype, **options))
@@ -54,7 +54,7 @@ class TestEveryKernel:
 
 @each(*DOUBLE)
 def test_more_matrices_than_a_launch_takes(family, rng):
-    """Launches begin inside of a stack; each matrix has scales of its own."""
+    """Some launches begin inside of a stack, and each matrix has scales of its own."""
     shapes = [(300, 5, 7, 9), (100, 33, 3, 20), (2, 66, 70, 65)]
     problems = random_list(
         rng,
@@ -69,7 +69,7 @@ def test_more_matrices_than_a_launch_takes(family, rng):
 
 @each(DOUBLE[-1])
 def test_c_without_a_product(family, rng):
-    """k is zero: the result is beta C, exactly, beside a problem with a product."""
+    """If k is zero, the result is exactly beta C, next to a problem with a product."""
     problems = random_list(rng, [(30, 0, 7), (30, 5, 7)], C128, c_dtype=C128, beta=2.0j)
     outs = check_list(family, problems)
     np.testing.assert_array_equal(outs[0], 2.0j * problems.c[0])

@@ -1,4 +1,4 @@
-"""Products that leave part of the chip to others: the same results, by fewer thread blocks."""
+"""Products that leave part of the chip to other kernels give the same results."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def indices():
 
 
 def assert_close(got, want):
-    """Results are only close: cuts of large groups' tiles depend on the number of blocks."""
+    """Checks that results are close. Cuts of large groups' tiles depend on the number of blocks."""
     got, want = (np.asarray(x, np.float64) for x in (got, want))
     assert np.abs(want).max() > 1
     np.testing.assert_allclose(got, want, rtol=0, atol=2**-8 * np.abs(want).max())

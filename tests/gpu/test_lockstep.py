@@ -1,4 +1,4 @@
-"""Products of long tiles, whose clusters begin together, turn by turn (csrc/sm90/lockstep.h)."""
+"""Products of long tiles, whose clusters begin each turn together (csrc/sm90/lockstep.h)."""
 
 from functools import partial
 
@@ -12,7 +12,8 @@ from tests.support import oracle
 from tests.support.dtypes import BF16
 from tests.support.ops import NONCONTRACTING, noncontracting, random, swap
 
-# Some 300 units of work, five turns of 66 clusters, of 41 steps and one that is not full.
+# These give some 300 units of work, which are five turns of 66 clusters. A unit has 41 steps and a
+# step that is not full.
 M, K, N, G = 9001, 2632, 2056, 5
 CHECKED_COLUMNS = 24
 
@@ -27,14 +28,14 @@ def operands():
 
 
 def check(rng, out, lhs, rhs, sizes, offset=0):
-    """Compares some of the columns, since all of them take float64 minutes."""
+    """Compares some of the columns, because all columns would take minutes in float64."""
     columns = np.sort(rng.choice(N, CHECKED_COLUMNS, replace=False))
     exact = oracle.ragged_noncontracting(lhs, rhs[..., columns], sizes, offset)
     oracle.check(out[..., columns], exact)
 
 
 def short_tiles(rng):
-    """Every group ends in a tile of a few rows, which takes half as long as another one."""
+    """Returns sizes of groups whose last tile has few rows, and takes half as long as others."""
     tiles = rng.multinomial(M // 128 - G, np.full(G, 1 / G))
     return (128 * tiles + rng.integers(1, 64, G)).astype(np.int32)
 
@@ -57,7 +58,7 @@ def test_group_sizes(transpose_rhs, operands, rng):
 
 @pytest.mark.parametrize("offset", [-2, 2, 9])
 def test_rows_of_other_groups(offset, operands, rng):
-    """Rows that no local group owns have tiles without steps, among the others."""
+    """Unowned rows have tiles without steps, between other tiles."""
     sizes = rng.multinomial(M, np.full(G + 3, 1 / (G + 3))).astype(np.int32)
     lhs, rhs = operands
     check(rng, run(lhs, rhs, sizes, np.int32(offset)), lhs, rhs, sizes, offset)

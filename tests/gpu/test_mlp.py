@@ -28,7 +28,7 @@ WEIGHTS = pytest.mark.parametrize("weighted", [True, False], ids=["weights", "on
 
 
 def sweep(rng, m, groups, count):
-    """Group sizes of every kind."""
+    """Yields group sizes of every kind."""
     yield from sizes_of.typical(rng, m, groups)
     for _ in range(count):
         yield sizes_of.any_kind(rng, m, groups)
@@ -115,7 +115,7 @@ class TestBackward:
 
 
 class TestInPlace:
-    """Rows that the product reads from tokens are those of copies, bit by bit."""
+    """Reading rows from tokens gives the same bits as copying the rows."""
 
     @pytest.mark.parametrize(
         "embed, hidden",
@@ -128,7 +128,7 @@ class TestInPlace:
         wi_0, wi_1 = (random(rng, (16, embed, hidden), BF16) for _ in range(2))
         for sizes in sweep(rng, m - 40, 16, 12):
             x = random(rng, (tokens, embed), BF16)
-            # Some rows are not of a token, and what no group owns may hold anything.
+            # Some rows have no token, and unowned rows may hold anything.
             rows = rng.integers(-20, tokens + 20, m).astype(np.int32)
             x[rows[-1] % tokens] = np.nan
             rows[:-40] = np.where(rows[:-40] == rows[-1] % tokens, -1, rows[:-40])
@@ -137,7 +137,7 @@ class TestInPlace:
             copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(BF16)
             got = run(x, wi_0, wi_1, np.asarray(sizes, np.int32), rows=rows)
             want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
-            # Sizes may own all rows. NaN of bfloat16 are not equal to NumPy.
+            # Groups may own all rows. NumPy does not count NaNs of bfloat16 as equal.
             np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (got, want)))
 
     @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ TOKENS = pytest.mark.parametrize("tokens", [None, 300], ids=["rows", "tokens"])
 
 
 class TestPairedWeights:
-    """Up to 256 columns, rows of tokens are read in place."""
+    """Gradients of both matrices. Rows of tokens are read in place for up to 256 columns."""
 
     @TOKENS
     @pytest.mark.parametrize("hidden", [256, 392])
@@ -220,7 +220,7 @@ class TestPairedWeights:
 
 
 def layer(case, implementation, activation="silu"):
-    """The value and all gradients of `ragged_mlp`, as a compiled function of its operands."""
+    """Returns a compiled function that returns the value and all gradients of `ragged_mlp`."""
 
     def run(factors, cotangent):
         function = partial(
@@ -233,7 +233,7 @@ def layer(case, implementation, activation="silu"):
 
 
 def check_layers_agree(case, rng, activation="silu"):
-    """The kernels and the composition of the reference's products."""
+    """Compares the kernels with the composition of the reference's products."""
     cotangent = random(rng, (len(case.on_rows), case.x.shape[1]), case.x.dtype)
     got = layer(case, "cuda", activation)(case.factors, cotangent)
     want = layer(case, "xla", activation)(case.factors, cotangent)
@@ -322,7 +322,7 @@ class TestLayer:
 
     @pytest.mark.parametrize("hidden", [128, 256, 384])
     def test_layers_of_tokens(self, hidden, rng):
-        """Routing that changes from run to run of one program."""
+        """The routing changes from run to run of one program."""
         case = mlp.case(rng, tokens=512, embed=256, hidden=hidden, experts=8, dtype=BF16)
 
         @partial(jax.jit, static_argnums=2)

@@ -1,4 +1,4 @@
-"""Matrices that are split over two GPUs inside have the bits of one GPU."""
+"""A matrix that is split over two GPUs gets the same bits as on one GPU."""
 
 import jax
 import jax.numpy as jnp

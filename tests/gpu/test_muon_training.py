@@ -1,4 +1,4 @@
-"""Muon in float16 on the kernels trains as Optax's does in float32."""
+"""Muon with our kernels in float16 trains like Optax's Muon in float32."""
 
 import numpy as np
 

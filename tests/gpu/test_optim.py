@@ -1,4 +1,4 @@
-"""Muon's orthogonalisation with the kernels, against the same in float64."""
+"""Muon's orthogonalisation with the kernels, against float64."""
 
 import functools
 
@@ -47,8 +47,8 @@ def test_accuracy_of_large_matrices(method, rng):
 
 @pytest.mark.parametrize("shape", [(2048, 7168)])
 def test_accuracy_of_the_largest(shape, rng):
-    """Three decades of singular values, where five steps in float16 have one restart."""
-    # Processors would take minutes in float64.
+    """Singular values span three decades, for which five steps in float16 have one restart."""
+    # CPUs would take minutes in float64.
     with jax.enable_x64(True):
         u, s, vt = shared.factors(rng, np.geomspace(1, 1e-3, min(shape)), shape, jnp)
         x = ((u * s) @ vt).astype(jnp.float32)
@@ -69,14 +69,14 @@ class TestMethods(shared.TestMethods):
 
     @pytest.fixture(autouse=True)
     def in_float32(self):
-        """Keeps products of float32 from TF32."""
+        """Keeps XLA from computing float32 products in TF32."""
         with jax.default_matmul_precision("highest"):
             yield
 
 
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_bits_do_not_depend_on_the_list(method, rng):
-    """Bits depend neither on how many matrices there are, nor on which."""
+    """Bits depend neither on the number of the other matrices nor on their values."""
     shapes = [(12, 256, 640), (520, 1032), (3, 136, 392), (40, 120, 1032), (2, 768, 2048)]
     matrices = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     call = jax.jit(lambda xs: orthogonalize(xs, method=method))

@@ -1,4 +1,4 @@
-"""The kernels of optimisers: float64, FP8 bit by bit, partial blocks, garbage, skipped steps."""
+"""The kernels of optimisers, against float64 and, for FP8, bit by bit."""
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def test_nonfinite(fp8, rng):
 
 
 def test_past_two_to_the_31_elements(rng):
-    """Addresses must not be counted in 32 bits; the last block shows it."""
+    """Addresses need more than 32 bits, which the last block shows."""
     shape = (1, 2**18 + 128, 2**13)
     key = jax.random.key(int(rng.integers(2**31)))
 
@@ -85,7 +85,7 @@ def model(rng, k=256, n=384):
 @pytest.mark.parametrize("sizes", [(256, 384), (200, 72)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_steps_are_those_of_the_reference(sizes, dtype, rng):
-    """Many steps in place, next to the reference on the same device."""
+    """Runs many steps in place, and the same steps with the reference on the same device."""
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), model(rng, *sizes))
     made = {
         kind: optim.adamw(
@@ -118,7 +118,7 @@ def test_steps_are_those_of_the_reference(sizes, dtype, rng):
 
 @pytest.mark.parametrize("sizes", [(512, 384), (520, 264)])
 def test_training_is_that_of_weights_quantised_apart(sizes, rng):
-    """200 steps whose losses are, bit for bit, those with `quantize_mlp` of the same weights."""
+    """Losses of 200 steps have the same bits as with `quantize_mlp` of the same weights."""
     optimizer = optim.adamw(1e-3, b2=0.95, max_norm=1.0, implementation="cuda")
     d, f = sizes
     params = jax.tree.map(lambda x: jnp.asarray(x) / d**0.5, model(rng, d, f))
@@ -151,7 +151,7 @@ def test_training_is_that_of_weights_quantised_apart(sizes, rng):
 
 
 def test_updates_in_place(rng):
-    """A step needs no memory beyond its arguments, and gives back the buffers that it got."""
+    """A step needs no memory beyond its arguments, and returns its results in their buffers."""
     optimizer = optim.adamw(1e-3, implementation="cuda")
     params = jax.tree.map(jnp.asarray, model(rng))
     state = optimizer.init(params)

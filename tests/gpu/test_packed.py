@@ -23,14 +23,14 @@ FORMATS = pytest.mark.parametrize(
     ],
     ids=str,
 )
-# "few" is what decodes MXFP4 for few rows; of other formats, it is "decoded" as well.
+# "few" decodes MXFP4 and int4 in tiles of 32 rows. For int8 it is the same as "decoded".
 SCHEDULES = pytest.mark.parametrize("schedule", ["streamed", "few", "decoded"])
 STREAMED_ROWS = 8
 MEAN_ROWS = {"streamed": STREAMED_ROWS, "few": 16, "decoded": 100}
 
 
 def groups_for(schedule, rows):
-    """How many groups so many rows may have: plans choose by the mean of theirs."""
+    """Returns the least and the most groups for `rows` rows: plans choose by rows per group."""
     if schedule == "streamed":
         few = -(-rows // STREAMED_ROWS)
         return few, few + 20
@@ -39,7 +39,7 @@ def groups_for(schedule, rows):
 
 
 def is_planned(plan, schedule, format):
-    """Whether a plan has the kernel that `schedule` stands for."""
+    """Returns whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
     if schedule == "streamed" or format == "int8":
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
@@ -47,18 +47,18 @@ def is_planned(plan, schedule, format):
 
 
 def packed(rng, shape, format, options):
-    """Matrices of unlike columns."""
+    """Returns packed matrices whose columns have different magnitudes."""
     x = rng.standard_normal(shape) * np.exp(rng.standard_normal((*shape[:-2], 1, shape[-1])))
     return jgg.quantize(jnp.asarray(x, jnp.float32), format, **options)
 
 
 def exact(q):
-    """float64: what a kernel multiplies; of the formats, int4 alone is rounded to bfloat16."""
+    """Returns in float64 what a kernel multiplies. It rounds only int4 to bfloat16."""
     return np.asarray(q.dequantize(BF16 if q.format.name == "int4" else jnp.float32), np.float64)
 
 
 def dot(x, q, sizes, offset=0, *, schedule):
-    """The product by the kernel that `schedule` names."""
+    """Returns the product by the kernel that `schedule` names."""
     sizes = jnp.asarray(sizes, jnp.int32)
 
     def product(x, q):
@@ -70,7 +70,7 @@ def dot(x, q, sizes, offset=0, *, schedule):
 
 
 def check_sums(got, x, q, sizes, offset=0):
-    """Every group's rows by float64, rows of no local group zero."""
+    """Compares the rows of all groups with float64. Unowned rows have to be zero."""
     x, w, got = (np.asarray(a, np.float64) for a in (x, exact(q), got))
     want, bound = np.zeros(got.shape), np.zeros(got.shape)
     ends = np.minimum(np.cumsum(np.maximum(sizes, 0), dtype=np.int64), x.shape[0])
@@ -107,7 +107,7 @@ def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
 
 
 def every_code(rng, format):
-    """Every code with every exponent or zero point; other scales are zero, tiny, odd and large."""
+    """Returns every code with every exponent or zero point, and other scales of all magnitudes."""
     rows, columns = np.mgrid[: 256 if format == "int8" else 64, :256]
     some = np.array([0, 1, 3, -1.5, 2.0**-60, 1.2345e20])
     if format == "int8":
@@ -124,7 +124,7 @@ def every_code(rng, format):
 
 
 def on_cpu(q):
-    """bfloat16 [k, n] of one matrix, without a kernel."""
+    """Returns a matrix as bfloat16 [k, n], unpacked without a kernel."""
     with jax.default_device(jax.devices("cpu")[0]):
         return np.asarray(jgg.dequantize(jax.device_get(q))[0])
 
@@ -168,7 +168,7 @@ def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
 @pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
 @SCHEDULES
 def test_many_steps_and_many_rows(format, schedule, rng):
-    """Sums of 45 records, and groups of up to 1024 rows."""
+    """Products have sums of 45 records, and groups of up to 1024 rows."""
     rows = {"streamed": 8, "few": 16, "decoded": 512}[schedule]
     q = packed(rng, (3, 2880, 264), format, {})
     x = jnp.asarray(rng.standard_normal((3 * rows, 2880)), BF16)
@@ -195,7 +195,7 @@ def test_random_sizes(format, options, schedule, rng):
 @FORMATS
 @SCHEDULES
 def test_layers(format, options, schedule, rng):
-    """Tokens in place, biases of any type, clamped swiglu and the router's weights."""
+    """Layers read tokens in place, and have biases of any type and clamped swiglu."""
     embed, hidden, experts, top_k = 264, 200, 5, 2
     tokens = MEAN_ROWS[schedule] * experts // top_k
     shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
@@ -219,7 +219,8 @@ def test_layers(format, options, schedule, rng):
     got = np.asarray(jax.jit(layer)(x, matrices), np.float64)
     with jax.default_matmul_precision("highest"):
         want = np.asarray(layer(x.astype(jnp.float32), arrays, "xla"), np.float64)
-    # Hidden is rounded to bfloat16, and the results of experts are before they are added up.
+    # The hidden values are rounded to bfloat16, and so are the experts' results before they are
+    # added up.
     np.testing.assert_allclose(got, want, rtol=2**-6, atol=np.abs(want).max() * 2**-7)
 
 

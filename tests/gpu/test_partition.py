@@ -1,4 +1,4 @@
-"""Results that stay sharded over two GPUs equal those of one GPU; each runs our kernels."""
+"""Results that stay sharded over two GPUs equal those of one GPU. Each GPU runs our kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def mesh(request):
 
 
 def check(mesh, f, operands, specs, tolerance):
-    """Checks that `f` of split operands equals that of whole ones on one GPU, and runs kernels."""
+    """Checks that `f` gives the same for split operands as on one GPU, and that it runs kernels."""
     expected = jax.jit(f)(*operands)
     split = [
         jax.device_put(x, NamedSharding(mesh, spec))
@@ -82,6 +82,6 @@ def test_stacks(mesh, rng):
         return jgg.grouped_syrk(a, implementation="cuda"), orthogonal
 
     a = jnp.asarray(rng.standard_normal((4, 128, 256)), jnp.float32)
-    # XLA rounds to TF32 otherwise, in other products for two matrices than for four.
+    # Otherwise XLA rounds to TF32, and not in the same products for two matrices as for four.
     with jax.default_matmul_precision("highest"):
         check(mesh, f, (a,), (P("d"),), 1e-3)

@@ -13,7 +13,7 @@ from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, contracting, random
 
 TILE = PINGPONG_TILE
-# Three by three output tiles for each group, none of the last ones full.
+# Each group has three by three output tiles, of which the last ones are not full.
 M, K, N, G = 776, 264, 392, 8
 
 run = partial(contracting, preferred_element_type=F32, tile=TILE, implementation="cuda")
@@ -70,7 +70,7 @@ def test_dimensions_on_and_off_the_tile(k, n, rng):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_poisoned_neighbours(poison, rng):
-    """Rows of other groups, and of none, never reach a result."""
+    """Rows of other groups, and rows of no group, never reach a result."""
     lhs, rhs = operands(rng)
     sizes = np.array([129, 0, 70, 1, 150, 63, 0, 200], np.int32)
     clean = np.asarray(run(lhs, rhs, sizes))
@@ -92,7 +92,7 @@ def test_group_offset(offset, rng):
 
 
 def test_many_tiles_and_groups(rng):
-    """More than one round of the grid, several times round the stages and the slots."""
+    """Clusters have several tiles, and go round the stages and the slots several times."""
     m, groups = 20000, 40
     lhs, rhs = operands(rng, m=m, k=1160, n=1400, g=groups)
     for sizes in (sizes_of.multinomial(rng, m, groups), sizes_of.zipf(rng, m - 77, groups)):

@@ -17,11 +17,11 @@ from tests.support.dtypes import BF16, F16, F32
 from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
 from tests.support.ops import CONTRACTING, MAJORS, contracting, random, swap
 
-# Three by three output tiles for each group, none of the last ones full.
+# Each group has three by three output tiles, of which the last ones are not full.
 M, K, N, G = 776, 264, 520, 8
 CUT_M = 9000  # From 4096 rows on, tiles of unequal groups are cut.
 
-# The plan may choose these where the rows of neither operand are contiguous.
+# The plan may choose these tiles if the rows of neither operand are contiguous.
 EVERY_TILE = pytest.mark.parametrize("tile", (DEFAULT_TILE,) + (PINGPONG_TILE,), ids=str)
 
 
@@ -38,7 +38,7 @@ def accumulate(accumulator, lhs, rhs, sizes, offset=None, *, tile=None, **option
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
-    """An accumulator and two factors."""
+    """Returns an accumulator and two factors."""
     lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
     accumulator = 10 * rng.standard_normal(accumulator, np.float32)
     return accumulator, random(rng, lhs, dtype), random(rng, rhs, dtype)
@@ -64,7 +64,7 @@ def check(accumulator, lhs, rhs, sizes, offset=None, **options):
 
 
 def assert_untouched(out, accumulator, product):
-    """Not a bit changes where nothing is added."""
+    """Checks that no bit changes where nothing is added."""
     alone = product.depth == 0
     bits = (np.asarray(x).view(np.uint32) for x in (out, accumulator))
     np.testing.assert_array_equal(*(x[alone] for x in bits))
@@ -80,7 +80,7 @@ def test_dtypes_and_majors(dtype, transpose_lhs, transpose_rhs, tile, rng):
 
 
 def test_is_the_rounded_sum_of_accumulator_and_product(tile, rng):
-    """Results are exact to the last bit where no tile is cut."""
+    """Results are exact to the last bit if no tile is cut."""
     accumulator, lhs, rhs = operands(rng)
     for sizes in (sizes_of.uniform(M, G), *(sizes_of.any_kind(rng, M, G) for _ in range(20))):
         product = contracting(
@@ -122,7 +122,7 @@ def test_groups_without_rows_keep_every_bit(tile, rng):
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_poisoned_neighbours(poison, tile, rng):
-    """Rows of other groups, and of none, never reach an accumulator."""
+    """Rows of other groups, and rows of no group, never reach an accumulator."""
     accumulator, lhs, rhs = operands(rng)
     sizes = np.array([129, 0, 70, 1, 150, 63, 0, 200], np.int32)
     clean = np.asarray(check(accumulator, lhs, rhs, sizes, tile=tile))
@@ -186,7 +186,7 @@ def test_any_unequal_groups(tile, rng):
 
 
 def test_many_tiles_and_groups(tile, rng):
-    """More than one round of the grid, several times round the stages and the slots."""
+    """Clusters have several tiles, and go round the stages and the slots several times."""
     m, groups = 20000, 40
     arrays = operands(rng, m=m, k=1160, n=1400, g=groups)
     for sizes in (sizes_of.multinomial(rng, m, groups), sizes_of.zipf(rng, m - 77, groups)):
@@ -236,7 +236,7 @@ def test_an_accumulator_that_is_not_donated_is_kept(rng):
 
 
 def test_microbatches(rng):
-    """The sum over a scan, in the memory of the accumulator that it began with."""
+    """A scan adds up products in the memory of the accumulator that it began with."""
     steps = 4
     accumulator, lhs, rhs = operands(rng, m=steps * M)
     sizes = np.stack([sizes_of.any_kind(rng, M, G) for _ in range(steps)])
@@ -259,7 +259,7 @@ def test_microbatches(rng):
 
 @pytest.mark.parametrize("batched", [b for b in np.ndindex(2, 2, 2, 2, 2) if any(b)])
 def test_batches(batched, rng):
-    """Every way in which the operands can be batched."""
+    """The operands are batched in every possible way."""
     batch, groups = 3, 6
     shapes = (groups, 72, 136), (M, 72), (M, 136), (groups,), ()
     shapes = [(batch, *s) if b else s for b, s in zip(batched, shapes, strict=True)]
@@ -306,7 +306,7 @@ def test_gradients(rng):
 
 @partial(jax.jit, donate_argnums=(0, 4), keep_unused=True)
 def with_workspace(accumulator, lhs, rhs, sizes, memory):
-    """The result and the workspace, which takes over the bytes of the donated `memory`."""
+    """Returns the result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
         ragged_call.ACCUMULATE_TARGET,
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (accumulator, memory)],
@@ -319,7 +319,7 @@ def with_workspace(accumulator, lhs, rhs, sizes, memory):
 
 @pytest.mark.parametrize("size", [16, 3_000_000, 40_000_000])
 def test_workspace_of_any_size_and_contents(size, rng):
-    """Without room for the sums nothing is cut; stale sums and hints do no harm."""
+    """No tile is cut if there is no room for sums, and stale sums and hints do no harm."""
     groups = 4
     accumulator, lhs, rhs = operands(rng, m=CUT_M, k=520, n=776, g=groups)
     memory = jnp.asarray(rng.integers(0, 256, size, dtype=np.uint8))
@@ -334,7 +334,7 @@ def test_workspace_of_any_size_and_contents(size, rng):
 
 
 def test_accumulators_past_two_to_the_31_elements(tile, rng):
-    """Addresses must not be counted in 32 bits; the last group shows it."""
+    """Addresses need more than 32 bits, which the last group shows."""
     m, k, n, groups = 300, 2**13, 2**13, 33
     lhs, rhs = random(rng, (m, k), BF16), random(rng, (m, n), BF16)
     sizes = np.zeros(groups, np.int32)
@@ -344,5 +344,5 @@ def test_accumulators_past_two_to_the_31_elements(tile, rng):
         product = oracle.ragged_contracting(lhs[:, part], rhs[:, part], [100, 150])
         got = jnp.stack([out[0, part, part], out[-1, part, part]])
         oracle.check(got, oracle.accumulated(np.ones((2, 512, 512)), product))
-    # Group by group: a copy of all would be another 8 GB.
+    # Check group by group, because a copy of all groups would take another 8 GB.
     assert all(jnp.all(out[group] == 1) for group in range(1, groups - 1))

@@ -1,5 +1,8 @@
-"""Both ragged kernels against float64: out[r] = lhs[r] @ rhs[group of r], and the contracting
-out[i] = lhs[rows of i].T @ rhs[rows of i]."""
+"""Both ragged products against float64.
+
+Noncontracting: out[r] = lhs[r] @ rhs[group of r].
+Contracting: out[i] = lhs[rows of i].T @ rhs[rows of i].
+"""
 
 from functools import partial
 
@@ -22,12 +25,12 @@ from tests.support.ops import (
     swap,
 )
 
-# In rows, columns and groups' products three tiles or more, none of the last ones full.
+# Rows, columns and results of groups have three tiles or more, of which the last ones are not full.
 M, K, N, G = 776, 264, 520, 8
 
 
 def operands(op, rng, m=M, k=K, n=N, g=G, dtype=BF16):
-    """lhs, rhs and a cotangent."""
+    """Returns lhs, rhs and a cotangent."""
     return [random(rng, shape, dtype) for shape in op.shapes(m, k, n, g)]
 
 
@@ -83,7 +86,8 @@ class TestGroupSizes:
     @MAJORS
     def test_any(self, op, transpose_lhs, transpose_rhs, tile, rng):
         """Each pair of majors ends a group's rows in its own way, so each sees many sizes."""
-        # Several steps along k for the one, a tile of one group or two for the other.
+        # Noncontracting tiles have several steps along k. Contracting products have one or two
+        # tiles a group.
         lhs, rhs, _ = operands(op, rng, k=72 if op is CONTRACTING else K, n=136)
         majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         for _ in range(75):
@@ -92,7 +96,7 @@ class TestGroupSizes:
     @MAJORS
     @pytest.mark.parametrize("first", [0, 1, 7, 63])
     def test_every_length_up_to_two_steps(self, first, transpose_lhs, transpose_rhs, tile, rng):
-        """Groups of 1 to 130 rows, from every alignment of their first row that `first` gives."""
+        """Groups have 1 to 130 rows, and their first rows have many alignments."""
         lhs, rhs, _ = operands(CONTRACTING, rng, m=1320, k=64, n=64, g=18)
         majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         lengths = rng.permutation(np.arange(1, 131))
@@ -129,7 +133,7 @@ class TestGroupSizes:
     @BOTH_OPS
     @pytest.mark.parametrize("groups", [1, 2, 31, 32, 33, 64, 65, 129, 512])
     def test_number(self, op, groups, tile, rng):
-        """Groups are looked up a warp's width at a time: the counts step over its multiples."""
+        """Kernels look up 32 groups at a time, so these counts are around multiples of 32."""
         lhs, rhs, _ = operands(op, rng, k=64, n=72, g=groups)
         for _ in range(6):
             check(op, lhs, rhs, sizes_of.any_kind(rng, M, groups), tile=tile)
@@ -140,7 +144,7 @@ class TestGroupOffset:
     @pytest.mark.parametrize("transpose_rhs", [False, True])
     @pytest.mark.parametrize("local, groups", [(3, 8), (3, 70), (40, 70), (1, 1)])
     def test_noncontracting(self, local, groups, transpose_rhs, tile, rng):
-        """rhs holds `local` of the groups; windows start before, among and behind them."""
+        """rhs holds `local` of the groups. Windows start before, between and after all groups."""
         lhs, rhs, _ = operands(NONCONTRACTING, rng, k=64, n=72, g=local)
         options = dict(transpose_rhs=transpose_rhs, tile=tile)
         far = [-(2**31), -(2**31) + 1, 2**31 - 1]
@@ -151,7 +155,7 @@ class TestGroupOffset:
 
     @pytest.mark.parametrize("groups", [1, 8, 70])
     def test_contracting(self, groups, tile, rng):
-        """Slice i of the result is group offset + i, zero where there is no such group."""
+        """Matrix i of the result is that of group offset + i, or zero if there is no such group."""
         lhs, rhs, _ = operands(CONTRACTING, rng, k=64, n=72, g=groups)
         far = [-(2**31), 2**31 - 1]
         for offset in (*far, -groups - 1, -groups, -1, 0, 1, groups - 1, groups, groups + 1):
@@ -160,7 +164,7 @@ class TestGroupOffset:
 
     @pytest.mark.parametrize("local", [3, 40])
     def test_gradient_of_a_window(self, local, rng):
-        """The weights' cotangent has the window's groups only, of the 70 that there are."""
+        """The cotangent of the weights has only the groups of the window, not all 70."""
         groups, op = 70, NONCONTRACTING
         lhs, rhs, cotangent = operands(op, rng, k=64, n=72, g=local)
         for offset in (-local, -2, 0, 1, 29, 31, groups - local, groups - 1, groups):
@@ -225,7 +229,7 @@ class TestManyTiles:
         "op, m, k, n", [(NONCONTRACTING, 8192, 200, 4096), (CONTRACTING, 2048, 1104, 2048)], ids=str
     )
     def test_for_each_processor(self, op, m, k, n, tile, rng):
-        """A multiple of the processors there are: each one walks over several, and over tails."""
+        """Each processor has several tiles, and some tiles are not full."""
         lhs, rhs, _ = operands(op, rng, m=m, k=k, n=n)
         for sizes in (sizes_of.multinomial(rng, m, G), sizes_of.zipf(rng, 7 * m // 8, G)):
             check(op, lhs, rhs, sizes, tile=tile)
@@ -233,7 +237,7 @@ class TestManyTiles:
     @MAJORS
     @pytest.mark.parametrize("out_dtype", [BF16, F32])
     def test_of_zeros_among_others(self, out_dtype, transpose_lhs, transpose_rhs, tile, rng):
-        """Each processor has tiles of groups in the window, beside it, and past them all."""
+        """Each processor has tiles of groups in the window, of other groups, and of no group."""
         m, groups, local = 8192, 200, 90
         lhs, rhs, _ = operands(NONCONTRACTING, rng, m=m, g=local)
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, tile=tile)
@@ -245,7 +249,7 @@ class TestManyTiles:
     @MAJORS
     @pytest.mark.parametrize("out_dtype", [BF16, F32])
     def test_of_any_length(self, out_dtype, transpose_lhs, transpose_rhs, tile, rng):
-        """Lengths range from none to dozens of steps, so that tiles begin in every stage."""
+        """Tiles have from no step to dozens of steps, so that tiles begin in every stage."""
         m, groups = 8192, 85
         lhs, rhs, _ = operands(CONTRACTING, rng, m=m)
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, tile=tile)
@@ -257,10 +261,10 @@ class TestManyTiles:
 
 
 class TestPastTwoToThe31Elements:
-    """Addresses must not be counted in 32 bits."""
+    """Addresses need more than 32 bits."""
 
     def test_of_rows(self, tile, rng):
-        """The last rows show it."""
+        """The last rows show whether addresses are right."""
         m, k, n = 2**18 + 2**15, 64, 2**13
         lhs, rhs = random(rng, (m, k), BF16), random(rng, (2, k, n), BF16)
         sizes = np.array([m - 300, 200], np.int32)
@@ -271,7 +275,7 @@ class TestPastTwoToThe31Elements:
         oracle.check(out[:last], oracle.ragged_noncontracting(lhs[:last], rhs, [last, 0]))
 
     def test_of_groups(self, tile, rng):
-        """The last group shows it."""
+        """The last group shows whether addresses are right."""
         m, k, n, groups = 300, 2**13, 2**13, 33
         lhs, rhs = random(rng, (m, k), BF16), random(rng, (m, n), BF16)
         sizes = np.zeros(groups, np.int32)

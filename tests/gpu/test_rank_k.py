@@ -1,4 +1,4 @@
-"""The kernels for rank-k and rank-2k updates, of every dtype of operands, against float64."""
+"""The kernels for rank-k and rank-2k updates with operands of every dtype, against float64."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ SYMMETRIC = (SYRK, SYR2K)
 
 
 def every(*families):
-    """Parametrises a test over families and what they compute."""
+    """Parametrises a test over families and the updates that each family computes."""
     cases = [
         (family, update)
         for family in families
@@ -38,7 +38,7 @@ def every(*families):
 
 
 def every_tile(*families):
-    """Likewise, and over the tiles of the kernels of 16 bits."""
+    """Parametrises a test like `every`, and over the tiles of 16-bit kernels."""
     cases = [
         (family, tile, update)
         for family in families
@@ -92,7 +92,7 @@ def test_repeats_bitwise(family, update, rng):
 @every(*FAMILIES)
 class TestStackOrList:
     def test_nothing_outside_of_a_matrix_is_read(self, family, update, rng):
-        """A stack's neighbours are NaN: no tile may load across the ends of a matrix."""
+        """Neighbours in the stack are NaN, because no tile may load across the ends of a matrix."""
         for n, k in ((72, 24), (77, 21)):
             for transpose in (False, True):
                 shape = (3, k, n) if transpose else (3, n, k)
@@ -104,11 +104,11 @@ class TestStackOrList:
                 family.check_update(update, *inner, symmetrize=True, **options)
                 assert np.isnan(np.asarray(out)[[0, 2]]).all()
 
-    # Up to more than one launch, or pass over the operands, takes.
+    # The longest lists need more than one launch, and more than one pass over operands.
     @FORMS
     @pytest.mark.parametrize("count", [1, 4, 24, 70, 180])
     def test_lists(self, family, update, uplo, transpose, count, rng):
-        """Problems of unequal shapes, in the manner of CUTLASS's tests, empty ones among them."""
+        """Problems have unequal shapes, as in CUTLASS's tests, and some are empty."""
         sizes = 8 * rng.integers(1, 64 if count < 50 else 24, (count, 2)) + 24
         sizes[0] = (16, 8)
         if family.is_double and count > 4:

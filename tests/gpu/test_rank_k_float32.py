@@ -32,7 +32,7 @@ class TestOperands:
     @pytest.mark.parametrize("exponents", [(-140, 125), (125, -140), (60, 60), (-60, -80)])
     def test_extreme_scales(self, family, update, exponents, rng):
         if not update.two_operands and abs(2 * exponents[0]) > 126:
-            pytest.skip("its result is no float32")
+            pytest.skip("float32 cannot hold the result")
         a, b = (
             np.ldexp(np.clip(random(rng, (2, 136, 72), F32), -3, 3), e).astype(F32)
             for e in exponents
@@ -47,7 +47,7 @@ class TestOperands:
 
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_non_finite_elements_reach_what_they_should(self, family, update, value, rng):
-        """Exactly their rows and columns, of their matrix."""
+        """They reach exactly their rows and columns of their own matrix."""
         a, b = random(rng, (3, 264, 136), F32), random(rng, (3, 264, 136), F32)
         a[1].flat[rng.integers(0, a[1].size, 3)] = value
         out = np.asarray(run_update(family, update, a, b))
@@ -62,10 +62,11 @@ class TestAccuracy:
     @BOTH
     @pytest.mark.parametrize("depth", [64, 1024, 4096])
     def test_no_worse_than_a_float32_dot(self, update, depth, rng):
-        """The mean square of the error relative to |a| |b|, and but for chance its maximum.
+        """Compares the mean square and the maximum of the error relative to |a| |b|.
 
-        Sums of squares, on the diagonal of A A^T, may be off by more: tensor cores truncate, which
-        of terms of one sign adds up.
+        The bound of the maximum leaves room for chance. Sums of squares, on the diagonal of A A^T,
+        may have larger errors, because tensor cores truncate, and these errors add up if all terms
+        have one sign.
         """
         a, b = random(rng, (1, 1024, depth), F32), random(rng, (1, 1024, depth), F32)
         wide = np.float64(a), np.float64(b)

@@ -7,9 +7,9 @@ from tests.support.families import DOUBLE, OTHER, check_update, each, label, run
 from tests.support.updates import FORMS, HER2K, HERK, SYR2K, SYRK, UPDATES
 
 EVERY = pytest.mark.parametrize("update", UPDATES, ids=repr)
-# Around the edges of both tiles, even and odd.
+# Sizes around the edges of both tiles, even and odd.
 SIZES = (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389)
-# Less than a step, fewer steps than stages, and many, odd and even.
+# Less than a step, fewer steps than stages, and many steps, odd and even.
 DEPTHS = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024)
 
 
@@ -18,7 +18,7 @@ DEPTHS = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024)
 @EVERY
 @each(*DOUBLE)
 def test_stacks(family, update, uplo, transpose, other, rng):
-    """A few sizes each: every combination is compiled anew."""
+    """Each case has only a few sizes, because every combination is compiled anew."""
     options = dict(uplo=uplo, transpose=transpose, other=other)
     for n, k in zip(rng.choice(SIZES, 3), rng.choice(DEPTHS, 3), strict=True):
         check_update(family, update, rng, (int(rng.integers(1, 4)), int(n), int(k)), **options)

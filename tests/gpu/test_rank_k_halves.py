@@ -1,4 +1,4 @@
-"""Updates whose narrow tiles are computed in halves, by both CTAs of a cluster."""
+"""Updates in which both CTAs of a cluster compute half of a narrow tile's steps each."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ BFLOAT16, FLOAT16 = SIXTEEN_BITS
 
 
 def takes_halves(update, uplo, shape) -> bool:
-    """Whether both CTAs of a cluster compute one narrow tile, half of its steps each."""
+    """Returns whether both CTAs of a cluster compute half of a narrow tile's steps each."""
     a = jax.ShapeDtypeStruct(shape, BF16)
     (plan,) = jgg.explain(partial(update, uplo=uplo, implementation="cuda"), a, a).plans
     wide, problem = plan.tile == rank_k_plan.RANK_K_TILE, plan.kernel_problem
@@ -31,7 +31,7 @@ def takes_halves(update, uplo, shape) -> bool:
 )
 @pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
 def test_narrow_tiles_in_halves(family, update, result, transpose, other, rng):
-    """Nothing but narrow tiles, of a matrix of one tile in the lower triangle."""
+    """All tiles are narrow, because the lower triangle of each matrix is one tile."""
     for shape in ((40, 120, 1032), (9, 40, 2056)):
         assert takes_halves(update, "lower", shape)
         options = dict(result=result, transpose=transpose, other=other)
@@ -42,7 +42,7 @@ def test_narrow_tiles_in_halves(family, update, result, transpose, other, rng):
 @pytest.mark.parametrize("uplo", ["lower", "upper"])
 @pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
 def test_halves_behind_other_tiles(update, uplo, other, rng):
-    """Clusters have several tiles, and results of others still to be stored when sums come."""
+    """Clusters have several tiles, and still store the previous tile when sums arrive."""
     shape = (100, 136, 2056)
     assert takes_halves(update, uplo, shape)
     options = dict(uplo=uplo, transpose=bool(rng.integers(2)), other=other)

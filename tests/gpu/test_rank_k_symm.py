@@ -1,4 +1,4 @@
-"""Symmetric products by one triangle, diagonals that are added, and a C that is a factor."""
+"""Symmetric products that compute one triangle, add diagonals, or take a factor as C."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ class TestProducts:
 @FORMS
 @EVERY
 def test_diagonals(family, update, tile, uplo, transpose, other, rng):
-    """Both tiles add diagonals; fine tiles are for updates of 16 bits."""
+    """Both tiles add diagonals. Only 16-bit updates have fine tiles."""
     has_fine = family in SIXTEEN_BITS
     options = dict(uplo=uplo, transpose=transpose, other=other, has_diagonal=True)
     with rank_k_tile(tile if has_fine else None):
@@ -73,7 +73,7 @@ def test_many_tiles_for_each_processor(family, update, rng):
 
 @EVERY
 def test_lists(family, update, rng):
-    """More than a launch takes, each with scales of its own."""
+    """The list is longer than a launch takes, and each matrix has scales of its own."""
     sizes = 8 * rng.integers(1, 40, (70, 2))
     a, b = ([family.draw(rng, (2, *size)) for size in sizes] for _ in "ab")
     c = [family.draw(rng, (2, n, n)) for n, _ in sizes]
@@ -87,7 +87,7 @@ def test_lists(family, update, rng):
 
 @EVERY
 def test_a_factor_may_be_c(family, update, rng):
-    """It stays as it is: the result is elsewhere."""
+    """The factor does not change, because the result is elsewhere."""
     for n in (136, 520):
         a, b = family.draw(rng, (3, n, n)), family.draw(rng, (3, n, n))
         kept = jnp.asarray(a)

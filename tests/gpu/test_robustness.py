@@ -1,4 +1,4 @@
-"""Hostile surroundings: poisoned memory and neighbours, repeated, recorded and concurrent runs."""
+"""Poisoned memory and neighbours, and repeated, recorded and concurrent runs."""
 
 import threading
 from functools import partial
@@ -26,7 +26,7 @@ def operands(op, rng, dtype=BF16, *, k=K, n=N, g=G):
 
 
 def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
-    """The result and, of the plan's choice of tile, both cotangents, all as if not transposed."""
+    """Returns the result and, with the default tile, both cotangents, all in the default majors."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, implementation="cuda")
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), sizes
     out = np.asarray(op.call(*stored, tile=tile, **options))
@@ -39,7 +39,7 @@ def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
 @MAJORS
 @BOTH_OPS
 class TestPoisonedNeighbours:
-    """NaN and Inf stay where they are: every other result keeps its bits, in all three products."""
+    """NaN and Inf of one group, or of the tail, change no bit of other results in any product."""
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
     def test_in_the_tail(self, op, poison, transpose_lhs, transpose_rhs, tile, rng):
@@ -73,7 +73,7 @@ class TestPoisonedNeighbours:
 
 
 class TestPoisonedResults:
-    """A result's memory holds NaN before the kernel runs, so an element it forgets shows."""
+    """The memory of a result holds NaN before, so a kernel that forgets an element is noticed."""
 
     @BOTH_OPS
     @MAJORS
@@ -118,7 +118,7 @@ class TestPoisonedResults:
             oracle.check_all(results, op.exact_cotangents(lhs, rhs, sizes, cotangent))
 
     def test_temporaries_are_written(self, rng):
-        """Between two ops the result lives in XLA's arena, here all NaN from the program before."""
+        """Between two ops the result lies in XLA's arena, which is full of NaN beforehand."""
         lhs, rhs, _ = operands(NONCONTRACTING, rng, n=K)
 
         @jax.jit
@@ -206,7 +206,7 @@ class TestCommandBuffers:
             oracle.check_all(result, self.expected(*arrays, table[0]))
 
     def test_replays_with_results_elsewhere(self, rng):
-        """A graph has as many kernels wherever memory lies: one that has not cannot be updated."""
+        """A graph has the same kernels wherever memory lies. Otherwise XLA could not update it."""
         m = int(SIZES.sum())
         x, wi_0, wi_1, wo, dy = (
             random(rng, shape, BF16)
@@ -222,7 +222,7 @@ class TestCommandBuffers:
         first = [np.asarray(x) for x in gradients(dy, x, wi_0, wi_1, wo)]
         kept = []
         for _ in range(200):
-            # Inputs, results and what lies between them come and go.
+            # Allocate and free inputs, results and other arrays between runs.
             inputs = [jnp.asarray(a) for a in (dy, x, wi_0, wi_1, wo)]
             results = gradients(*inputs)
             kept.append((inputs, results, jnp.asarray(np.zeros(rng.integers(1, 1 << 20), np.int8))))
@@ -234,7 +234,7 @@ class TestCommandBuffers:
 
 class TestConcurrency:
     def test_two_threads(self, rng):
-        """Each thread runs both ops with its own sizes; neither may see the other's."""
+        """Each thread runs one op with its own sizes, and may not see the other thread's sizes."""
         problems = []
         for op in OPS:
             lhs, rhs, _ = operands(op, rng)

@@ -14,13 +14,14 @@ from tests.support.rows import Pairs
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 DTYPES = pytest.mark.parametrize("dtype", [BF16, F16, F32])
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-23}
-# Of a row: one element, odd, vectors of 16 bytes but no whole warp of them, wider than a block.
+# Rows of one element, of odd width, of fewer vectors of 16 bytes than a warp, and wider than a
+# block.
 WIDTHS = [1, 13, 24, 96, 520, 2048, 2880, 4104, 7167]
-CASES = 6  # of one shape, which is fresh in each test
+CASES = 6  # for each shape, which every test draws anew
 
 
 def cases(rng, width, dtype, number=CASES, *, counted=True):
-    """Tokens, rows with NaN wherever nothing may be read, and their pairs."""
+    """Yields tokens, rows that are NaN where nothing may read them, and their pairs."""
     choices = int(rng.integers(1, 20))
     tokens = int(rng.integers(1, min(600, max(2, 400_000 // (width * choices)))))
     num_rows = tokens * choices + int(rng.integers(0, 70))
@@ -188,7 +189,7 @@ def test_vmap(axes, rng):
     operands = [x[0] if axis is None else np.stack(x) for x, axis in zip(arrays, axes, strict=True)]
 
     def both(implementation):
-        """Sums and their cotangents; those of rows that the batch shares are sums over it."""
+        """Returns sums and cotangents. Those of rows that the batch shares are summed over it."""
 
         def run(rows, weights):
             def one(rows, inverse, order, weights, count):

@@ -1,8 +1,9 @@
 """Kernels at the largest sizes that they count to, and past the grids of earlier versions.
 
-Rows are copies of a few thousand random ones, of which the number is prime, so that a wrong row is
-a wrong result whatever power of two it is off by. Rows near the start, the middle and the end, and
-some between, are compared with float64. What is contracted is zero but there.
+Rows are copies of a few thousand random rows. Their number is prime, so that a kernel that reads a
+wrong row gives a wrong result, whatever power of two the row is off by. Rows near the start, the
+middle and the end, and some rows between, are compared with float64. Contracted rows are zero
+except in these places.
 
 Each test takes up to three quarters of a card of 80 GB, which no other process may hold.
 """
@@ -41,13 +42,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def room():
-    """Has a test find what the one before it held free."""
+    """Frees the memory of a test before the next test begins."""
     yield
     gc.collect()
 
 
 def if_it_fits(test):
-    """Skips `test` where the device runs out of memory."""
+    """Skips `test` if the device runs out of memory."""
 
     def run(*arguments, **options):
         try:
@@ -62,7 +63,7 @@ def if_it_fits(test):
 
 
 def sample(rng, size):
-    """Indices near the start, the middle and the end of `size`, and some between."""
+    """Returns indices near the start, the middle and the end of `size`, and some between."""
     near = np.arange(min(NEAR, size))
     middle = np.clip(size // 2 - NEAR // 2 + near, 0, size - 1)
     return np.unique([*near, *middle, *(size - 1 - near), *rng.integers(0, size, NEAR)])
@@ -73,12 +74,12 @@ def random(rng, *shape, dtype=BF16):
 
 
 def copies(base, size):
-    """[size, ...]: row i is row i % ROWS of `base`."""
+    """Returns an array [size, ...] whose row i is row i % ROWS of `base`."""
     return jax.jit(lambda x: x[jnp.arange(size) % len(x)])(base)
 
 
 def only_at(places, values, size):
-    """[size, ...]: `values` at `places`, zeros elsewhere."""
+    """Returns an array [size, ...] with `values` at `places` and zeros elsewhere."""
     make = jax.jit(lambda i, x: jnp.zeros((size, *x.shape[1:]), x.dtype).at[i].set(x))
     return make(places, values)
 
@@ -88,7 +89,7 @@ def rows_of(x, places):
 
 
 def assert_close(got, *factors, error=2.0**-8):
-    """Products of bf16 and wider numbers, rounded to bf16 or better."""
+    """Checks products of bf16 or wider numbers, rounded to bf16 or better."""
     exact = factors[0] @ factors[1]
     bound = error * (np.abs(factors[0]) @ np.abs(factors[1])) + 1e-30
     assert (np.abs(got - exact) <= bound).all()
@@ -99,7 +100,7 @@ def wide(x):
 
 
 def groups(size):
-    """Short groups at both ends of a long one."""
+    """Returns sizes of short groups at both ends of a long group."""
     return np.array([NEAR, size - 3 * NEAR, 0, 2 * NEAR], np.int32)
 
 
@@ -203,7 +204,7 @@ def test_fp8_weight_gradient(rng):
     )
     for group in range(4):
         own = matrix_of(sizes, places) == group
-        # Two factors in FP8, each rounded by a sixteenth.
+        # Both factors are in FP8, and each is rounded by up to a sixteenth.
         assert_close(wide(out)[group], wide(rows[0])[own].T, wide(rows[1])[own], error=0.14)
 
 
@@ -265,7 +266,7 @@ def test_quantised_matrices(shape, rng):
 @pytest.mark.parametrize("count, columns", [(PAST_GRID + 4464, 64), (1, (PAST_GRID + 1) * 64)])
 @if_it_fits
 def test_unpacked_matrices(count, columns, rng):
-    """More matrices, or strips of 64 columns, than the kernel's grid has in a later dimension."""
+    """There are more matrices, or strips of 64 columns, than a grid has blocks in y or z."""
     base = random(rng, ROWS, 64)
     x = copies(base, count * columns).reshape(count, columns, 64).swapaxes(1, 2)
     places = sample(rng, max(count, columns))[:: NEAR // 8]
@@ -383,7 +384,7 @@ def test_moved_rows(rng):
 def test_list(dtype, rng):
     with jax.enable_x64(True):
         side = 8 if dtype is not jnp.float64 else 2
-        size = SIZE if dtype is not F32 else SIZE // 2  # of its parts there is no room for more
+        size = SIZE if dtype is not F32 else SIZE // 2  # there is no room for more parts
         lhs, rhs = random(rng, ROWS, side, dtype=dtype), random(rng, 1, side, 8, dtype=dtype)
         call = jax.jit(lambda a, b: jgg.grouped_gemm([a], [b], **KERNEL))
         (out,) = call(copies(lhs, size)[None], rhs)
@@ -410,7 +411,7 @@ def test_update(function, dtype, rng):
 
 
 def test_one_row_more():
-    """Nothing runs: the kernels say what they do not take."""
+    """Kernels refuse larger sizes before anything runs."""
     x = jax.ShapeDtypeStruct((LARGEST_SIZE + 8, 8), BF16)
     call = partial(jgg.ragged_dot, **KERNEL)
     with pytest.raises(NotImplementedError, match=rf"count to 2\^29, got m = {LARGEST_SIZE + 8}"):

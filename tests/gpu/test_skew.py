@@ -32,7 +32,7 @@ def units_of(k, n, tile):
 def is_cut(
     schedules, sizes, m, k, n, out_dtype=BF16, offset=0, groups=None, tile=DEFAULT_TILE
 ) -> bool:
-    """Whether the kernel cuts tiles on a device with as many processors as an H200."""
+    """Returns whether the kernel cuts tiles on a device with as many processors as an H200."""
     units = units_of(k, n, tile)
     sizes = np.ascontiguousarray(np.atleast_2d(sizes), np.int32)
     length = schedules.worthwhile_chain_length(
@@ -65,8 +65,8 @@ def test_one_hot_group(dtype, out_dtype, tile, schedules, rng):
         check(schedules, lhs, rhs, sizes_of.one_hot(m - 5 * hot, groups, hot), tile, out_dtype)
 
 
-# One chain, several in as many pieces as there are clusters for, with tails and without, and whole
-# waves before.
+# One chain; several chains, in as many pieces as there are clusters for; chains with and without
+# tails; and whole waves before chains.
 @pytest.mark.parametrize("units", [1, 2, 7, 9, 16, 22, 24, 32, 33, 34, 48, 56, 65, 67, 90])
 def test_number_of_units(units, tile, schedules, rng):
     m, k, n, groups = 16384 if units == 48 else 8192, 136, tile.tile_n * units, 3
@@ -103,7 +103,7 @@ def test_any_group_sizes(n, tile, schedules, rng):
 
 
 def test_many_groups(tile, schedules, rng):
-    """Chains pass through windows of groups, most of them with few rows."""
+    """Chains pass through many groups, most of which have few rows."""
     m, k, n, groups = 20000, 264, 264, 300
     lhs, rhs = operands(rng, m, k, n, groups)
     for hot in (0, 31, 32, 200, 299):
@@ -114,7 +114,7 @@ def test_many_groups(tile, schedules, rng):
 
 @pytest.mark.parametrize("k, n", [(104, 72), (264, 16)])
 def test_few_tiles_of_many_groups(k, n, tile, schedules, rng):
-    """Chains of few tiles are cut into many pieces, some of several groups."""
+    """Chains of few tiles are cut into many pieces, and some pieces have several groups."""
     m, groups = 20000, 64
     lhs, rhs = operands(rng, m, k, n, groups)
     for hot in (0, 40, 63):
@@ -156,7 +156,7 @@ def test_batches(schedules, rng):
 
 
 def test_neighbours_do_not_leak(tile, schedules, rng):
-    """NaN in rows that no group owns and in one group stay there, in sums that are added too."""
+    """NaN in unowned rows and in one group reaches no other result, not even through added sums."""
     m, k, n = 9000, 264, 520
     lhs, rhs = operands(rng, m, k, n, 4)
     sizes = np.array([100, 8001, 0, 300], np.int32)
@@ -185,7 +185,7 @@ def test_same_inputs_give_the_same_bits(tile, schedules, rng):
 
 @partial(jax.jit, static_argnames=("groups", "tile"), donate_argnums=3, keep_unused=True)
 def with_workspace(lhs, rhs, sizes, memory, groups, tile):
-    """The result and the workspace, which takes over the bytes of the donated `memory`."""
+    """Returns the result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
         ragged_call.CONTRACTING_TARGET,
         [
@@ -209,7 +209,7 @@ def with_workspace(lhs, rhs, sizes, memory, groups, tile):
 
 @pytest.mark.parametrize("size", [16, 300_000, 3_000_000, 40_000_000])
 def test_workspace_of_any_size_and_contents(size, tile, rng):
-    """Without room for the sums nothing is cut; stale sums and hints do no harm."""
+    """No tile is cut if there is no room for sums, and stale sums and hints do no harm."""
     m, k, n, groups = 9000, 520, 776, 4
     lhs, rhs = operands(rng, m, k, n, groups)
     memory = jnp.asarray(rng.integers(0, 256, size, dtype=np.uint8))

@@ -1,4 +1,4 @@
-"""The kernel that cuts its last wave of tiles along K, and the exchange of partial sums in it."""
+"""The kernel that cuts its last wave of tiles along K, and its exchange of partial sums."""
 
 import itertools
 from functools import partial
@@ -20,15 +20,15 @@ from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import NONCONTRACTING, random, swap
 
 TILE = STREAM_K_TILE
-UNIT = 256  # rows of what a cluster computes at a time
+UNIT = 256  # rows that a cluster computes at a time
 CLUSTERS = H200.multiprocessors // TILE.cluster
-# Less than one wave for most group sizes, all of it cut.
+# Most group sizes give less than one wave, all of which is cut.
 M, K, N, G = 1500, 3400, 776, 6
 
 
 @pytest.fixture(params=[STREAM_K_TILE, NARROW_STREAM_K_TILE], ids=str)
 def tile(request) -> TileConfig:
-    """Tiles whose last wave is cut."""
+    """The tiles of kernels that cut their last wave."""
     return request.param
 
 
@@ -52,7 +52,7 @@ jitted = jax.jit(product, static_argnames=("transpose_rhs", "out_dtype", "tile")
 
 @partial(jax.jit, static_argnames="tile", donate_argnums=4, keep_unused=True)
 def with_workspace(lhs, rhs, sizes, offset, memory, tile):
-    """The result and the workspace, which takes over the bytes of the donated `memory`."""
+    """Returns the result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
         ragged_call.NONCONTRACTING_TARGET,
         [
@@ -72,7 +72,7 @@ def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
 
 
 def is_cut(schedules, sizes, local_groups, m, k, n, tile) -> bool:
-    """Whether the kernel will hand over sums, on a device with as many processors as an H200."""
+    """Returns whether the kernel hands sums over on a device with the processors of an H200."""
     pieces = schedules.ragged_noncontracting_pieces(
         np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
         np.zeros(1, np.int32),
@@ -89,7 +89,7 @@ def is_cut(schedules, sizes, local_groups, m, k, n, tile) -> bool:
 
 
 def cut_sizes(schedules, rng, count: int, tile=TILE) -> list[np.ndarray]:
-    """Group sizes for which the last wave is cut, of `M` rows."""
+    """Returns group sizes of `M` rows for which the last wave is cut."""
     lists = (sizes_of.any_kind(rng, M, G) for _ in range(1000))
     cut = (s for s in lists if is_cut(schedules, s, G, M, K, N, tile))
     return list(itertools.islice(cut, count))
@@ -117,7 +117,7 @@ def test_number_of_units(units, tile, schedules, rng):
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("dtype, out_dtype", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
 def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, tile, schedules, rng):
-    """Within the first wave and after it."""
+    """Tiles are cut in the first wave and in later waves."""
     lhs, rhs = operands(rng, n=n, dtype=dtype)
     stored = swap(rhs, transpose_rhs)
     num_cut = 0
@@ -133,7 +133,7 @@ def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, tile, schedules, rn
 
 @pytest.mark.parametrize("k", [8, 64, 1408, 1416, 2048, 8200, 60000])
 def test_contracted_dimension(k, tile, rng):
-    """K ranges from one step, where nothing is cut, to very many, on and off the tile."""
+    """K ranges from one step, which is not cut, to very many. Some K are not whole steps."""
     lhs, rhs = operands(rng, 700, k, 520, 3)
     for sizes in (sizes_of.multinomial(rng, 700, 3), sizes_of.tile_edges(rng, 700, 3)):
         out = jitted(lhs, rhs, sizes, tile=tile)
@@ -142,7 +142,7 @@ def test_contracted_dimension(k, tile, rng):
 
 @pytest.mark.parametrize("m, n", [(1, 8), (63, 264), (64, 256), (65, 520), (129, 264), (385, 776)])
 def test_tiles_that_are_not_full(m, n, tile, rng):
-    """A consumer without rows hands nothing over, and a tile past the last column is paired."""
+    """Consumers without rows hand nothing over. A cluster may have a tile past the last column."""
     lhs, rhs = operands(rng, m, 4096, n, 2)
     for sizes in ([m, 0], [m // 2, m - m // 2], [m // 3, m // 3]):
         sizes = np.array(sizes, np.int32)
@@ -151,7 +151,7 @@ def test_tiles_that_are_not_full(m, n, tile, rng):
 
 
 def test_group_offset(tile, rng):
-    """Rows that no local group owns are dealt out separately; they come out as zero."""
+    """Unowned rows have their own tiles, and become zero."""
     local, groups = 3, 9
     lhs, rhs = operands(rng, g=local)
     for offset in range(-local - 1, groups + 2):
@@ -171,7 +171,7 @@ def test_batches(rng):
 
 
 def test_neighbours_do_not_leak(tile, rng):
-    """NaN in the tail and in one group stays there, in sums that are handed over too."""
+    """NaN in the tail or in one group reaches no other result, not even through exchanged sums."""
     lhs, rhs = operands(rng)
     sizes = np.array([300, 200, 1, 500, 0, 300], np.int32)
     run = partial(jitted, tile=tile)
@@ -200,7 +200,7 @@ class TestWorkspace:
 
     def memory(self, rng, tile, kind: str) -> np.ndarray:
         blocks = H200.multiprocessors
-        # NaN to whoever reads sums.
+        # Whoever reads these sums gets NaN.
         memory = np.full(sums_bytes(tile.tile_m, tile.tile_n, blocks), 255, np.uint8)
         hints = memory[4 * tile.tile_m * tile.tile_n * blocks :].view(np.uint32)
         hints[:] = {
@@ -223,7 +223,7 @@ class TestWorkspace:
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
     def test_of_the_launch_before(self, tile, schedules, rng):
-        """Complete sums and hints that were right, at the same address, but of other operands."""
+        """Workspaces hold complete sums and right hints of other operands, at the same address."""
         memory = jnp.asarray(self.memory(rng, tile, "ones"))
         lists = cut_sizes(schedules, rng, 3, tile)
         offset, results = np.zeros(1, np.int32), []
@@ -240,7 +240,7 @@ class TestWorkspace:
             oracle.check(out, exact[key])
 
     def test_a_small_one_makes_a_small_grid(self, tile, rng):
-        """The kernel runs on as many clusters as there is room for."""
+        """The kernel runs on as many clusters as the workspace has room for."""
         lhs, rhs = operands(rng)
         sizes = sizes_of.multinomial(rng, M, G)
         exact = oracle.ragged_noncontracting(lhs, rhs, sizes)
@@ -294,7 +294,7 @@ class TestConcurrency:
 
     @pytest.mark.parametrize("m", [200, M])
     def test_branches_of_a_graph(self, m, rng):
-        """Small products run side by side; large ones overlap where they begin and end."""
+        """Small products run at the same time, and large ones overlap where they begin and end."""
         branches = 6
         lhs = random(rng, (m, K), BF16)
         rhs = [random(rng, (G, K, N), BF16) for _ in range(branches)]

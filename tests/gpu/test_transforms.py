@@ -22,7 +22,7 @@ def operands(op, rng, dtype=BF16):
 
 
 def assert_same(actual, want, roundings: int):
-    """Results of programs that round to bfloat16 `roundings` times, in different orders."""
+    """Compares programs that round to bfloat16 `roundings` times, in different orders."""
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(want), strict=True):
         a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
         assert np.linalg.norm(b) > 0

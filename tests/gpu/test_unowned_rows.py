@@ -1,5 +1,7 @@
-"""Kernels that leave rows undefined that no local group owns: the others are the same, bit for bit,
-and what is written in place does not touch them."""
+"""Kernels that leave unowned rows undefined.
+
+All other rows have the same bits, and kernels that write in place do not touch unowned rows.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +50,7 @@ def test_expert_mlp(sizes, groups, offset, dtype, rng):
     ]
     for want, got in zip(*both, strict=True):
         np.testing.assert_array_equal(got[owned], want[owned])
-    if dtype == jnp.bfloat16:  # the kernel, which writes where gate and up were
+    if dtype == jnp.bfloat16:  # this kernel writes in place of gate and up
         for got in both[1][:2]:
             assert np.isnan(got[~owned].astype(np.float32)).all()
 

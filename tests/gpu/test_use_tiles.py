@@ -1,4 +1,4 @@
-"""Every compiled configuration when it is asked for."""
+"""Every compiled configuration, when `use_tiles` asks for it."""
 
 import re
 from functools import partial
@@ -21,7 +21,7 @@ MAJORS = pytest.mark.parametrize("majors", list(np.ndindex(2, 2)))
 
 
 def operands(op, rng, dtype):
-    """lhs, rhs, cotangent and sizes of `op`; rows that no group owns hold NaN."""
+    """Returns lhs, rhs, a cotangent and sizes of `op`. Unowned rows are NaN."""
     arrays = [random(rng, shape, dtype) for shape in op.shapes(M, K, N, G)]
     sizes = sizes_of.any_kind(rng, M, G)
     end = max(end for _, end in oracle.group_rows(sizes, 0, G, M))
@@ -32,14 +32,14 @@ def operands(op, rng, dtype):
 
 
 def options_of(dtype) -> tuple[dict, dict]:
-    """Options of a product, and of the check of its results."""
+    """Returns the options of a product, and those of the check of its results."""
     if dtype == F32:
         return dict(precision="highest", implementation="cuda"), dict(product_error=2.0**-21)
     return dict(implementation="cuda"), {}
 
 
 def tiles_called(compiled) -> set[tuple[int, ...]]:
-    """tile_m, tile_n and cluster in the attributes of a program's kernels."""
+    """Returns tile_m, tile_n and cluster of the kernels that a program calls."""
     target = 'custom_call_target="jax_grouped_gemm.ragged'
     calls = [line for line in compiled.as_text().splitlines() if target in line]
     names = ("tile_m", "tile_n", "cluster")

@@ -1,4 +1,4 @@
-"""Small products that plans leave to XLA's products of all rows, against float64."""
+"""Small products, which plans leave to XLA's products of all rows, against float64."""
 
 import jax
 import jax.numpy as jnp

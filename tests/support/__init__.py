@@ -1,1 +1,1 @@
-"""Code that tests share: judges, random inputs, stand-ins, compilation without a GPU."""
+"""Code that tests share: exact results, random inputs, and compilation without a GPU."""

@@ -1,4 +1,4 @@
-"""Compiling for GPUs that need not be there, and reading what XLA makes of a program."""
+"""Compiles for GPUs that need not be present, and reads what XLA makes of a program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 
 # The description of an H200 that XLA needs to compile for it.
 H200 = (Path(__file__).parents[1] / "data" / "h200_target_config.txtpb").read_text()
-ALIGNMENT = 256  # of every buffer in XLA's arena
+ALIGNMENT = 256  # bytes, of every buffer in XLA's arena
 
-# Opcodes that run nothing on the GPU, so a program of kernels alone may have them too.
+# Opcodes that run nothing on the GPU, so a program that only runs our kernels may have them.
 FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
 
 
@@ -42,7 +42,7 @@ class Instruction:
 
     @property
     def kernel(self) -> str | None:
-        """The name of the op, if this calls one of our kernels."""
+        """The name of the op if the instruction calls one of our kernels, or else None."""
         target = re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)\.v\d+"', self.text)
         return target and target[1]
 
@@ -51,7 +51,7 @@ class Instruction:
 class Program:
     """A compiled program: its HLO without metadata, and its memory.
 
-    The peak is that of operands, results and temporary buffers together.
+    The peak includes operands, results and temporary buffers.
     """
 
     hlo: str
@@ -81,7 +81,7 @@ class Program:
         return {instruction.opcode for instruction in self.entry}
 
     def computed_operands(self) -> list[str]:
-        """Operands of our kernels that another kernel, such as a transpose, has to produce."""
+        """Returns operands of our kernels that other kernels, such as transposes, produce."""
         by_name = {instruction.name: instruction for instruction in self.entry}
         computed, seen = [], set()
         frontier = [operand for call in self.calls for operand in call.operands]
@@ -98,7 +98,7 @@ class Program:
 
 
 class Target:
-    """Compiles for GPUs that need not be there. Skips a test where JAX has no CUDA plugin."""
+    """Compiles for GPUs that need not be present. Skips the test if JAX has no CUDA plugin."""
 
     def __init__(self, config: str, devices: int = 1):
         plugins = importlib.metadata.entry_points(group="jax_plugins")
@@ -108,7 +108,7 @@ class Target:
             platform="cuda", target_config=config, topology=f"1x1x{devices}"
         )
         self.mesh = Mesh(np.array(topology.devices), ("x",))
-        # By what is compiled: tests look at the same program for different reasons.
+        # Programs by what is compiled, because several tests look at the same program.
         self.programs: dict[tuple, Program] = {}
 
     def compile(self, function, *arguments, specs=None, donated=(), **compiler_options) -> Program:

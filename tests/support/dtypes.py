@@ -1,4 +1,4 @@
-"""Short names of the dtypes that tests speak of most."""
+"""Short names of the dtypes that tests use most."""
 
 import jax.numpy as jnp
 import numpy as np

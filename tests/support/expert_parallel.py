@@ -1,4 +1,4 @@
-"""Layers whose results do not depend on the order of sums, and the same on one device."""
+"""Operands whose results do not depend on the order of sums, and layers on one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T, D, F, E, K = 24, 16, 8, 8, 2  # tokens of all devices
 
 
 def operands(rng, tokens=T, experts=E, top_k=K, embed=D, hidden=F, bias=None):
-    """x, experts, weights, wi_0, wi_1, wo: small integers as float32."""
+    """Returns x, experts, weights, wi_0, wi_1 and wo, which are small integers as float32."""
 
     def integers(*shape, most=2):
         return jnp.asarray(rng.integers(-most, most + 1, shape), jnp.float32)
@@ -40,13 +40,13 @@ def operands(rng, tokens=T, experts=E, top_k=K, embed=D, hidden=F, bias=None):
 
 
 def routing(experts, weights, num_experts=E) -> moe.Routing:
-    """Routing for given choices; a layer uses only the shape of the logits."""
+    """Returns the routing for given choices. A layer uses only the shape of the logits."""
     logits = jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32)
     return moe.Routing(logits, experts, weights)
 
 
 def one_device(num_experts=E, **options):
-    """(x, experts, weights, *matrices) -> y on one device."""
+    """Returns a function (x, experts, weights, *matrices) -> y on one device."""
 
     def run(x, experts, weights, *matrices):
         options.setdefault("activation", "relu")
@@ -56,7 +56,7 @@ def one_device(num_experts=E, **options):
 
 
 def with_gradients(function):
-    """(cotangent, *operands) -> the result and the gradients of all but the choices."""
+    """Returns a function (cotangent, *operands) -> result and gradients of all but the choices."""
 
     @jax.jit
     def run(cotangent, x, experts, *floats):
@@ -76,7 +76,7 @@ layer_of_one_device = jax.jit(one_device())
 
 
 def assert_equal(got, expected):
-    """Bit by bit, whatever is a multiple of one."""
+    """Asserts that all results and gradients are equal bit by bit."""
     for name, one, other in zip(
         ("y", "x", "weights", "wi_0", "wi_1", "wo"), got, expected, strict=True
     ):
@@ -86,13 +86,13 @@ def assert_equal(got, expected):
 def check_processes(
     count: int, platform: str, strategies: Sequence[str], devices_each: int = 1
 ) -> None:
-    """Processes of `tests.support.expert_parallel_process` have what one device has."""
+    """Asserts that processes of `expert_parallel_process` get the results of one device."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     environment = dict(os.environ)
     if platform == "cpu":
-        # The last of equal flags counts.
+        # If a flag is given twice, the last one counts.
         number = f"--xla_force_host_platform_device_count={devices_each}"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {number}".strip()
     command = [sys.executable, "-m", "tests.support.expert_parallel_process"]

@@ -1,7 +1,7 @@
-"""One of several processes that compute a layer together: `python -m` with its place among them.
+"""Runs one of several processes that compute a layer together.
 
 Prints the name of a strategy and "equal" if this process's part of the result and of all gradients
-is that of one device.
+equals that of one device.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Family:
 
     @property
     def is_double(self) -> bool:
-        """Whether the FP64 tensor cores compute it."""
+        """Whether the FP64 tensor cores compute the products."""
         return self in DOUBLE
 
     @property
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def kernels(self) -> list[Kernel]:
-        """Each of its tiles."""
+        """The kernels of the family, one for each tile."""
         dtype = np.dtype(self.dtype).name
         return [Kernel(self, choice) for choice in plan.TILES if dtype in choice.lhs]
 
@@ -61,19 +61,19 @@ class Family:
         return self.dtype if self.is_double else F32
 
     def unpadded(self, *sides: int) -> tuple[int, ...]:
-        """The sides, or multiples of 8 beside them if TMA loads the operands and needs them."""
+        """Returns the sides, rounded to multiples of 8 if TMA loads the operands."""
         return sides if self.is_double else tuple(8 * round(side / 8) for side in sides)
 
     def draw(self, rng: np.random.Generator, shape) -> np.ndarray:
-        """A random operand."""
+        """Returns a random operand."""
         return draw(rng, shape, self.dtype)
 
     def scales(self, rng: np.random.Generator, shape=()) -> np.ndarray:
-        """Random alphas or betas, complex where the operands are."""
+        """Returns random alphas or betas, which are complex if operands are."""
         return draw(rng, shape, self.scale_dtype)
 
     def number(self, rng: np.random.Generator) -> float | complex:
-        """A Python number that the kernel takes as it is."""
+        """Returns a random Python number that the kernel takes without rounding."""
         return np.asarray(self.scales(rng)).astype(self.scale_dtype).item()
 
     def check_list(self, problems: List, outs) -> None:
@@ -99,7 +99,7 @@ class Family:
 SIXTEEN_BITS = Family(BF16), Family(F16)
 FLOAT32 = Family(F32, "default"), Family(F32, "highest")
 DOUBLE = Family(F64), Family(C64), Family(C128)
-# One of the two with 16 bits: where these differ, tests name both.
+# This has one of the two 16-bit families. Tests name both if these differ.
 TENSOR_FLOAT = (SIXTEEN_BITS[0], *FLOAT32)
 FAMILIES = (*TENSOR_FLOAT, *DOUBLE)
 
@@ -116,7 +116,7 @@ class Kernel:
 
 
 def label(parameter) -> str | None:
-    """The name of a parameter in a test's id; None leaves the name to pytest."""
+    """Returns the name of a parameter in a test's id, or None to leave the name to pytest."""
     return repr(parameter) if isinstance(parameter, Family | Kernel | Update) else None
 
 
@@ -126,14 +126,14 @@ def each(*families: Family):
 
 
 def each_kernel(*families: Family):
-    """Parametrises a test over the tiles of families: plans have no other to choose from."""
+    """Parametrises a test over the tiles of families. Plans then have only this tile."""
     kernels = [kernel for family in families for kernel in family.kernels]
     return pytest.mark.parametrize("family", kernels, ids=label, indirect=True)
 
 
 @contextlib.contextmanager
 def use(parameter: Family | Kernel):
-    """Yields a family, in the environment that it needs and with the one tile that is named."""
+    """Yields a family, with x64 if it needs this, and with only the tile of a `Kernel`."""
     family = parameter.family if isinstance(parameter, Kernel) else parameter
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(family.is_double):
         if isinstance(parameter, Kernel):
@@ -143,14 +143,14 @@ def use(parameter: Family | Kernel):
 
 @contextlib.contextmanager
 def rank_k_tile(name: Literal["wide", "fine"] | None):
-    """Has updates of 16 bits take that tile, or the one that the plan chooses."""
+    """Makes 16-bit updates take the named tile, or the one that the plan chooses if None."""
     tiles = {None: None, "wide": rank_k_plan.RANK_K_TILE, "fine": rank_k_plan.FINE_TILE}
     with using_tile(tiles[name]):
         yield
 
 
 def run_list(family: Family, problems: List, **options) -> list[jax.Array]:
-    """The results, in memory that held NaN, so that nothing unwritten looks right."""
+    """Returns the results, in memory that held NaN, so that unwritten elements are noticed."""
     # All bits set are a NaN in every dtype.
     size = problems.num_results() * (16 if family.is_double else 4)
     jax.block_until_ready(jnp.full(size, 0xFF, jnp.uint8))
@@ -165,12 +165,12 @@ def check_list(family: Family, problems: List, **options) -> list[jax.Array]:
 
 
 def run_update(family: Family, update: Update, a, b, c=None, **options):
-    """The result under jit, in memory that held NaN."""
+    """Returns the result under jit, in memory that held NaN."""
     jax.block_until_ready(jnp.full(2**24, 0xFF, jnp.uint8))
     return jax.jit(partial(update, **family.options, **options))(a, b, c)
 
 
-# The other triangle: zeros, c's, or a mirror image of one that c is added to or not.
+# The other triangle has zeros, c's elements, or the mirror image, with or without a c.
 OTHER = pytest.mark.parametrize("other", [None, "c", "mirror", "mirror c"])
 
 
@@ -191,14 +191,14 @@ def check_update(
     Elements that must not be read are NaN: a triangle of c, and c where beta is zero.
 
     Args:
-      family: of the kernels.
+      family: the family of the kernels.
       update: which of the four functions.
-      rng: where operands and scales come from.
+      rng: draws operands and scales.
       shape: g, n and k.
       other: see `OTHER`.
-      result: the dtype of the result, if not the operands'.
+      result: the dtype of the result; by default that of the operands.
       uplo: see `jgg.grouped_syrk`.
-      transpose: likewise.
+      transpose: see `jgg.grouped_syrk`.
       has_diagonal: whether a random multiple of the identity is added to each result.
     """
     g, n, k = shape

@@ -45,7 +45,7 @@ def down(operands, *, tile):
 
 
 def bias_of_rows(bias, sizes, offset, m):
-    """The bias of each row's group, zeros for rows of none."""
+    """Returns the bias of each row's group, and zeros for rows of no group."""
     out = np.zeros((m, bias.shape[1]))
     for group, (start, end) in enumerate(oracle.group_rows(sizes, offset, len(bias), m)):
         out[start:end] = np.asarray(bias).astype(np.float64)[group]
@@ -53,7 +53,7 @@ def bias_of_rows(bias, sizes, offset, m):
 
 
 def check_sum(actual, exact, bias, dtype):
-    """A product in float32, with `bias` added before it is rounded."""
+    """Checks a float32 product to which `bias` is added before it is rounded."""
     sum_error = 2.0**-22 * exact.depth * (exact.magnitude + np.abs(bias))
     value = exact.value + bias
     tolerance = 1.02 * unit(dtype) * np.abs(value) + 1.1 * sum_error
@@ -62,7 +62,7 @@ def check_sum(actual, exact, bias, dtype):
 
 
 def check_random(rng, tile, sizes, m, *, embed, hidden, groups=None, offset=0, dtype=BF16):
-    """Both products, with any of the operands that may be missing."""
+    """Checks both products. Operands that may be missing are missing at random."""
     groups = len(sizes) if groups is None else groups
     owned = owned_rows(sizes, offset, groups, m)
     activation = rng.choice(mlp.ACTIVATIONS)

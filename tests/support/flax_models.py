@@ -1,4 +1,4 @@
-"""Published models as Flax layers, and the same in float64, a token at a time."""
+"""Published models as Flax layers, and the same models in float64, a token at a time."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ LLAMA = partial(moe.route, top_k=1, scoring="sigmoid", renormalize=False)
 
 
 class LinenRouter(nn.Module):
-    """DeepSeek-V3's, whose correction bias is no parameter."""
+    """The router of DeepSeek-V3, whose correction bias is no parameter."""
 
     @nn.compact
     def __call__(self, logits):
@@ -48,7 +48,7 @@ def clipped(gate, up):
 
 
 def deepseek_v3(logits, bias):
-    """Experts and weights of one token: the best 2 of 4 groups by their two best experts."""
+    """Returns experts and weights of one token, from the 2 groups with the best expert pairs."""
     scores = sigmoid(logits)
     criterion = scores + bias
     groups = jnp.sort(criterion.reshape(4, 2), axis=1).sum(axis=1)
@@ -78,7 +78,7 @@ ROUTERS = dict(deepseek_v3=deepseek_v3, gpt_oss=gpt_oss, llama_4=llama_4)
 
 
 def parameters(rng, model):
-    """Parameters by name; those of GPT-OSS make gates and ups beyond their limit."""
+    """Returns parameters by name. With those of GPT-OSS, some gates and ups exceed their limit."""
     scale = 4.0 if model == "gpt_oss" else 1.0
     gate = dict(kernel=((D, E), D**-0.5))
     shapes = dict(
@@ -98,7 +98,7 @@ def parameters(rng, model):
 
 
 def layer_of(library, model, bias, **options):
-    """(params, x, mask) -> y, losses, of a layer with this correction bias in its router."""
+    """Returns a layer (params, x, mask) -> y, losses with this correction bias in its router."""
     options = OPTIONS[model] | options
     if library == "linen":
         router = dict(router=LinenRouter()) if model == "deepseek_v3" else {}
@@ -124,7 +124,7 @@ def layer_of(library, model, bias, **options):
 def exact_layer(model, bias):
     """Computes the layer in plain jax.numpy, one token and one expert at a time.
 
-    Tokens that are not real get no further than their own results.
+    Tokens outside of the mask affect only their own results.
     """
     hidden = clipped if model == "gpt_oss" else silu
 
@@ -176,7 +176,7 @@ def exact_value_and_gradients(model, bias, cotangent, params, x, mask):
 
 
 def assert_close(got, expected, atol=3e-5):
-    """Each array, relative to its largest element."""
+    """Asserts that errors of each array are small relative to its largest element."""
     for (path, b), a in zip(
         jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True
     ):

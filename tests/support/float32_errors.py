@@ -2,7 +2,7 @@
 
 import pytest
 
-# Relative to each product: 11 bits of each operand, or 23 and no low times low.
+# Relative to each product. Operands have 11 bits, or 23 bits without the products of low parts.
 PRODUCT_ERROR = {"default": 2.0**-10, "highest": 2.0**-21}
 
 PRECISIONS = pytest.mark.parametrize("precision", PRODUCT_ERROR)

@@ -1,4 +1,4 @@
-"""The MLP of experts in FP8, in NumPy: every operand quantised as a recipe says, then exact."""
+"""The MLP of experts in NumPy: exact products of operands that are quantised by a recipe."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def cotangent(case, rng):
 
 @dataclass
 class Quantiser:
-    """Quantised operands, dequantised to float64 again."""
+    """Quantises operands and dequantises them to float64."""
 
     recipe: object
 
     def rows(self, x, dtype):
-        """x [m, k] of a product of rows."""
+        """Returns rows x [m, k] of a product of rows."""
         return self._matrix(x, (1, 128), dtype)
 
     def weights(self, w):
-        """Matrices w [g, k, n]."""
+        """Returns matrices w [g, k, n]."""
         return np.stack([self._matrix(x, (128, 128), self.recipe.forward_dtype) for x in w])
 
     def _matrix(self, x, block, dtype):
@@ -48,7 +48,7 @@ class Quantiser:
         return fp8_oracle.dequantize(*quantized)
 
     def tokens(self, x, dtype, owned=slice(None)):
-        """Tokens [T, c] whose copies are contracted: in FP8 a scale a column, of those `owned`."""
+        """Returns tokens [T, c] whose copies are contracted. In FP8 each column has one scale."""
         x = np.asarray(x, np.float32)
         if self.recipe.wgrad == "bf16":
             return x.astype(jnp.bfloat16).astype(np.float64)
@@ -58,7 +58,7 @@ class Quantiser:
         return tokens
 
     def contracted(self, x, sizes, dtype):
-        """Rows [m, c] that are contracted: in FP8 in blocks of 128 rows of a group by one."""
+        """Returns rows [m, c] that are contracted. An FP8 block has 128 rows of a group."""
         x = np.asarray(x, np.float32)
         if self.recipe.wgrad == "bf16":
             return x.astype(jnp.bfloat16).astype(np.float64)
@@ -70,21 +70,21 @@ class Quantiser:
 
 
 def padded(hidden: int) -> int:
-    """Columns of gate before those of up."""
+    """Returns the columns of gate, with padding, that come before those of up."""
     return -(-hidden // 128) * 128
 
 
 def joined(gate, up):
-    """Gate and up along the last axis, as they are quantised together."""
+    """Joins gate and up along the last axis, as they are quantised together."""
     growth = [(0, 0)] * (gate.ndim - 1) + [(0, padded(gate.shape[-1]) - gate.shape[-1])]
     return np.concatenate([np.pad(x, growth) for x in (gate, up)], axis=-1)
 
 
 def layer(case: mlp.Case, recipe, activation: str, dy):
-    """y and the gradients of x, wi_0, wi_1, wo and weights, for the gradient `dy` of y [m, D].
+    """Returns y and the gradients of x, wi_0, wi_1, wo and weights, for the gradient dy [m, D].
 
-    Intermediate results are float32, as those of float32 operands are; gradients of x are those of
-    its rows, added up.
+    Intermediate results are float32, as they are for float32 operands. The gradient of a token is
+    the sum of the gradients of its rows.
     """
     quantiser = Quantiser(recipe)
     hidden, experts = case.wi_0.shape[2], len(case.wi_0)
@@ -92,7 +92,7 @@ def layer(case: mlp.Case, recipe, activation: str, dy):
     offset = case.offset or 0
 
     def times(rows, matrices):
-        """rows [m, k] times the matrices [g, k, n] of their experts, rounded to float32."""
+        """Returns rows [m, k] times the matrices [g, k, n] of their experts, rounded to float32."""
         return np.float32(oracle.ragged_noncontracting(rows, matrices, case.sizes, offset).value)
 
     def on_rows(x):

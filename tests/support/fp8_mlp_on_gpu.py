@@ -1,4 +1,4 @@
-"""The elementwise steps of an MLP in FP8 by the kernels, against the reference."""
+"""Compares the kernels' elementwise steps of an FP8 MLP with the reference."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def dequantised(pair):
 
 
 def assert_quantised(pair, want):
-    """Equal but where the activation's last bit decides how a number is rounded."""
+    """Asserts equality, except where the activation's last bit decides how a number is rounded."""
     values = np.asarray(pair.values)
     one, other = dequantised(pair), dequantised(want)
-    # The reference's gelu has 1 + tanh, which cancels where the gate is negative: all bits of a
-    # number that is that small beside others are noise, and so is the scale of a block of such.
+    # The reference's gelu has 1 + tanh, which cancels where the gate is negative. If the result is
+    # much smaller than others, all its bits are noise. The scale of a block of such results is
+    # noise too.
     noise = 4e-6 * np.abs(other).max()
     blocks = np.pad(np.abs(other), [(0, 0), (0, -other.shape[1] % 128)])
     matters = blocks.reshape(len(blocks), -1, 128).max(axis=2) > 2**9 * noise
     scales, exact = (np.broadcast_to(x.scales, matters.shape) for x in (pair, want))
     np.testing.assert_allclose(scales[matters], exact[matters], rtol=2**-7)
-    # A scale of more than a block is as sure as the largest block of those that have it.
+    # A scale of several blocks is as accurate as the largest of these blocks.
     spans = tuple(axis for axis in (0, 1) if want.scales.shape[axis] == 1)
     sure = np.broadcast_to(matters.any(axis=spans, keepdims=True), matters.shape)
     matters, sure, exact = (
@@ -44,7 +45,7 @@ def assert_quantised(pair, want):
 
 
 def elementwise_operands(rng, layer, rows, dtype):
-    """Projections, the gradient of hidden, and weights of rows, one of them zero."""
+    """Returns projections, the gradient of hidden, and weights of rows, of which one is zero."""
     gate, up, dh = (
         jnp.asarray(2 * rng.standard_normal((rows, layer.columns)), dtype) for _ in range(3)
     )
@@ -53,7 +54,7 @@ def elementwise_operands(rng, layer, rows, dtype):
 
 
 def check_elementwise_steps(rng, activation, rows, columns, dtype, recipe):
-    """Hidden, quantised, and its gradients."""
+    """Checks quantised hidden values, and the gradients."""
     layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
     projections, dh, weights = elementwise_operands(rng, layer, rows, dtype)
     got, want = (

@@ -12,7 +12,7 @@ TINY = np.finfo(np.float32).tiny
 
 
 def quantize(x, block_shape, dtype, power_of_two=False):
-    """x [r, c] in blocks -> values [r, c], scales; one float32 operation after the other."""
+    """Quantises x [r, c] in blocks to values [r, c] and scales, in float32 operations."""
     x = np.asarray(x).astype(np.float32)
     padded = np.zeros([-(-n // b) * b for n, b in zip(x.shape, block_shape, strict=True)], x.dtype)
     padded[: x.shape[0], : x.shape[1]] = x
@@ -32,7 +32,7 @@ def quantize(x, block_shape, dtype, power_of_two=False):
 
 
 def quantize_groups(x, group_sizes, dtype, power_of_two=False):
-    """x [m, c] -> values [b, c, 128], scales [b, c]: transposed blocks of rows of one group."""
+    """Quantises x [m, c] to values [b, c, 128] and scales [b, c], transposed blocks of groups."""
     m, c = x.shape
     blocks = -(-m // BLOCK) + min(len(group_sizes), m)
     values, scales = np.zeros((blocks, c, BLOCK), dtype), np.ones((blocks, c), np.float32)
@@ -47,14 +47,17 @@ def quantize_groups(x, group_sizes, dtype, power_of_two=False):
 
 
 def dequantize_groups(values, scales):
-    """values [b, c, 128] with scales [b, c] -> [128 b, c] in float64."""
+    """Returns values [b, c, 128] with scales [b, c] as [128 b, c] in float64."""
     values, scales = np.asarray(values), np.asarray(scales, np.float64)
     rows = values.astype(np.float64) * scales[:, :, None]
     return rows.swapaxes(1, 2).reshape(-1, values.shape[1])
 
 
 def dequantize(values, scales):
-    """values [..., r, c] with scales [..., r or r / 128 or 1, c or c / 128 or 1], in float64."""
+    """Returns values [..., r, c] times their scales in float64.
+
+    Scales are [..., r or r / 128 or 1, c or c / 128 or 1].
+    """
     values, scales = np.asarray(values).astype(np.float64), np.asarray(scales, np.float64)
     for axis in (-2, -1):
         size, count = values.shape[axis], scales.shape[axis]
@@ -64,13 +67,13 @@ def dequantize(values, scales):
 
 
 def noncontracting(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset=0):
-    """The exact product of lhs [m, k] and rhs [g, k, n]."""
+    """Returns the exact product of lhs [m, k] and rhs [g, k, n]."""
     operands = dequantize(lhs, lhs_scale), dequantize(rhs, rhs_scale)
     return oracle.ragged_noncontracting(*operands, group_sizes, group_offset)
 
 
 def contracting(lhs, lhs_scale, rhs, rhs_scale, group_sizes, m, group_offset=0, num_groups=None):
-    """The exact product of transposed blocks of rows [b, k, 128] and [b, n, 128]."""
+    """Returns the exact product of transposed blocks of rows [b, k, 128] and [b, n, 128]."""
     lhs, rhs = dequantize_groups(lhs, lhs_scale), dequantize_groups(rhs, rhs_scale)
     sizes = [end - start for start, end in oracle.group_rows(group_sizes, 0, len(group_sizes), m)]
     padded = [-(-size // BLOCK) * BLOCK for size in sizes]
@@ -91,7 +94,8 @@ def check(actual, exact: oracle.Exact, *, tolerance=1e-3) -> None:
     """Asserts the error against the exact product of the dequantised operands.
 
     Elements that accumulate nothing must be zero, and NaN must be where it belongs. The bound holds
-    for the whole and, less tightly, for each group; a bfloat16 result may be rounded on top of it.
+    for the whole result and, less tightly, for each group. The rounding of the result is added to
+    it.
     """
     actual = np.asarray(actual)
     assert actual.shape == exact.value.shape, (actual.shape, exact.value.shape)

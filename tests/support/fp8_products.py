@@ -1,4 +1,4 @@
-"""Products of FP8 operands by the kernels, with a configuration of the caller's choice."""
+"""Products of FP8 operands with the kernels, and with a tile that the caller chooses."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.f
 
 
 def fp8(rng, shape, dtype=E4M3):
-    """Normal values."""
+    """Returns normal values, rounded to `dtype`."""
     return rng.standard_normal(shape, np.float32).astype(dtype)
 
 
 def scales(rng, shape):
-    """Positive and unequal ones."""
+    """Returns positive scales of different magnitudes."""
     return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
 
 
 def lhs_scaling(lhs, lhs_scale):
-    """The name of the layout of scales, in tests whose shapes leave no doubt."""
+    """Returns the name of the scales' layout, for shapes that leave no doubt."""
     m, k = lhs.shape
     if lhs_scale.shape == (m, -(-k // 128)):
         return "1x128"
@@ -40,7 +40,7 @@ def lhs_scaling(lhs, lhs_scale):
 
 @contextlib.contextmanager
 def use_tile(tile):
-    """Has the FP8 products that are traced inside take this configuration."""
+    """Makes FP8 products that are traced in this context take `tile`."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("scaled_ragged_noncontracting", "scaled_ragged_contracting"):
             patch.setattr(primitive, name, partial(getattr(primitive, name), tile=tile))
@@ -67,7 +67,7 @@ def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None
 
 @partial(jax.jit, static_argnames=("num_rows", "num_groups", "preferred_element_type", "tile"))
 def contracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
-    """Likewise."""
+    """Contracts rows, with the plan's tile unless one is given."""
     with use_tile(tile):
         return jgg.scaled_ragged_dot_contracting(
             lhs,

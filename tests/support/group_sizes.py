@@ -8,51 +8,51 @@ import numpy as np
 
 
 def uniform(m: int, groups: int) -> np.ndarray:
-    """m rows in groups that differ by at most one row."""
+    """Returns the sizes of groups of m rows that differ by at most one row."""
     return np.diff(np.arange(groups + 1) * m // groups).astype(np.int32)
 
 
 def multinomial(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """m rows routed to groups of random popularity."""
+    """Routes m rows to groups of random popularity."""
     return rng.multinomial(m, rng.dirichlet(np.full(groups, 4.0))).astype(np.int32)
 
 
 def zipf(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """m rows routed with a power law: some groups are huge and many are empty."""
+    """Routes m rows with a power law, so that some groups are huge and many are empty."""
     popularity = rng.permutation(1 / np.arange(1, groups + 1) ** 1.2)
     return rng.multinomial(m, popularity / popularity.sum()).astype(np.int32)
 
 
 def one_hot(m: int, groups: int, hot: int) -> np.ndarray:
-    """All m rows in one group."""
+    """Puts all m rows into one group."""
     sizes = np.zeros(groups, np.int32)
     sizes[hot] = m
     return sizes
 
 
 def zero_patterns(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """One list for each of the 2**groups ways in which groups can be empty: [2**groups, groups].
+    """Returns a list for each of the 2**groups ways in which groups can be empty.
 
-    A list sums to at most m, so that most of them leave a tail.
+    The sizes of a list, [groups], sum to at most m, so that most lists leave a tail.
     """
     pattern = np.array(list(product((0, 1), repeat=groups)), np.int32)
     return pattern * rng.integers(1, m // groups + 1, pattern.shape, dtype=np.int32)
 
 
 def tile_edges(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """Sizes at and next to the multiples of every row count that kernels divide work into."""
+    """Returns sizes at and next to the row counts into which kernels divide work."""
     near = np.add.outer((0, 8, 16, 64, 128, 256), (-1, 0, 1)).ravel()
     return rng.choice(near[(near >= 0) & (near <= m)], groups).astype(np.int32)
 
 
 def hostile(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """Negative sizes, empty groups and sums past m, extreme values included."""
+    """Returns sizes that may be negative, zero, extreme, or sum to more than m."""
     choices = [-(2**31), -m, -1, 0, 1, 17, m // 3, m, 2**31 - 1]
     return rng.choice(np.array(choices, np.int32), groups)
 
 
 def typical(rng: np.random.Generator, m: int, groups: int) -> list[np.ndarray]:
-    """A few lists, for the tests that repeat for many operands. One leaves a tail."""
+    """Returns a few lists, for tests that repeat for many operands. One list leaves a tail."""
     return [
         uniform(m, groups),
         multinomial(rng, m, groups),
@@ -62,7 +62,7 @@ def typical(rng: np.random.Generator, m: int, groups: int) -> list[np.ndarray]:
 
 
 def any_kind(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
-    """A list of a random kind, for the tests that sweep over many."""
+    """Returns a list of a random kind, for tests that sweep over many lists."""
     filled = rng.integers(0, m + 1)
     return (
         lambda: uniform(m, groups),

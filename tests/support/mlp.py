@@ -1,4 +1,4 @@
-"""MLPs of experts in float64 NumPy, a row at a time, and random ones to try."""
+"""MLPs of experts in float64 NumPy, a row at a time, and random operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sigmoid(x):
 
 
 def _gated(g, s, slope):
-    """g s and its derivative, where s = sigmoid(z) and slope = dz/dg."""
+    """Returns g s and its derivative, where s = sigmoid(z) and slope = dz/dg."""
     return g * s, s + g * s * (1 - s) * slope
 
 
@@ -61,14 +61,14 @@ CLIPPED = {  # alpha, limit, what is added to up
     "clamped_silu": (1.0, 10.0, 0.0),
 }
 ACTIVATIONS = (*UNCLIPPED, *CLIPPED)
-# All kernels have these, whose sigmoid is of a polynomial of degree 3 at most.
+# All kernels have these activations. Their sigmoid is of a polynomial of degree 3 at most.
 FUSED = ("silu", "gelu_tanh", *CLIPPED)
 
 STATIC = ("activation", "implementation", "recipe")  # options of `ragged_mlp` that are no arrays
 
 
 def activated(name: str, gate, up):
-    """The activation of gate and what it is multiplied by, and the slopes of both, in float64."""
+    """Returns the activation of gate, its factor, and the slopes of both, in float64."""
     gate, up = np.asarray(gate).astype(np.float64), np.asarray(up).astype(np.float64)
     if name in UNCLIPPED:
         value, slope = UNCLIPPED[name](gate)
@@ -86,7 +86,7 @@ def activated(name: str, gate, up):
 
 @dataclass
 class Case:
-    """Operands of `ragged_mlp`: x [T, D] with rows [m], or x [m, D] where rows is None."""
+    """Operands of `ragged_mlp`: x [T, D] with rows [m], or x [m, D] if rows is None."""
 
     x: np.ndarray
     wi_0: np.ndarray
@@ -104,17 +104,17 @@ class Case:
         return given if self.weights is None else (*given, self.weights)
 
     def run(self, function, x, wi_0, wi_1, wo, weights=None, **options):
-        """`function` of these operands, with the indices of the case."""
+        """Calls `function` with these operands and with the indices of the case."""
         rows = None if self.rows is None else jnp.asarray(self.rows)
         options = dict(rows=rows, weights=weights, group_offset=self.offset) | options
         return function(x, wi_0, wi_1, wo, jnp.asarray(self.sizes), **options)
 
     def value(self, **options):
-        """y of `ragged_mlp`, compiled once for cases of equal shapes and options."""
+        """Returns y of `ragged_mlp`, compiled once for cases of equal shapes and options."""
         return _value(*self._arguments(options))
 
     def value_and_gradients(self, dy, **options):
-        """y and the gradients of the factors, for the gradient `dy` of y, compiled like `value`."""
+        """Returns y and the gradients of the factors for the gradient dy, compiled like `value`."""
         return _value_and_gradients(*self._arguments(options), dy)
 
     def _arguments(self, options):
@@ -123,7 +123,7 @@ class Case:
 
     @property
     def on_rows(self) -> np.ndarray:
-        """x [m, D] in float64, not poisoned."""
+        """x [m, D] in float64."""
         x = np.asarray(self.x).astype(np.float64)
         return x if self.rows is None else x[self.rows]
 
@@ -133,7 +133,7 @@ class Case:
         return oracle.group_rows(self.sizes, self.offset or 0, len(self.wi_0), len(self.on_rows))
 
     def exact(self, activation="silu", biases=(None, None, None)) -> np.ndarray:
-        """y [m, D] in float64, one row at a time."""
+        """Returns y [m, D] in float64, computed one row at a time."""
         matrices = [np.asarray(w).astype(np.float64) for w in (self.wi_0, self.wi_1, self.wo)]
         out = np.zeros((len(self.on_rows), matrices[2].shape[2]))
         for expert, (start, end) in enumerate(self.windows):
@@ -180,7 +180,7 @@ def case(
     local=None,
     spread=1.0,
 ) -> Case:
-    """A random one; gates are of the size of `spread`."""
+    """Returns a random case, whose gates are of the magnitude of `spread`."""
     m = tokens * top_k
     local = experts if local is None else local
     x = random(rng, (tokens if with_rows else m, embed), dtype)

@@ -1,4 +1,4 @@
-"""Checks of the kernels of an expert MLP on random operands, against float64."""
+"""Checks the kernels of an expert MLP on random operands against float64."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def unit(dtype) -> float:
 
 @partial(jax.jit, static_argnames=("activation", "residuals", "zeroes_unowned"))
 def gated(operands, *, activation, residuals=True, zeroes_unowned=True):
-    """hidden and, with `residuals`, gate and up."""
+    """Returns hidden and, with `residuals`, gate and up."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
     return layer.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
 
 
 @partial(jax.jit, static_argnames=("activation", "zeroes_unowned"))
 def gradient(operands, *, activation, zeroes_unowned=True):
-    """dgate, dup, hidden and dweights."""
+    """Returns dgate, dup, hidden and dweights."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
     optional = dict(up=operands.get("up"), weights=operands.get("weights"))
     rows = Rows(operands["dy"], operands.get("rows"))
@@ -52,7 +52,7 @@ def gradient(operands, *, activation, zeroes_unowned=True):
 
 @partial(jax.jit, static_argnames="num_groups")
 def down_weights(operands, *, num_groups):
-    """hidden^T dy."""
+    """Returns hidden^T dy."""
     options = Options.of(as_activation("silu"), None, "cuda")
     rows = Rows(operands["dy"], operands["rows"])
     given = DownWeightsOperands(rows, operands["hidden"], groups_of(operands))
@@ -69,7 +69,7 @@ def paired(a0, a1, w0, w1, sizes, offset, *, zeroes_unowned=True):
 
 @partial(jax.jit, static_argnames="num_groups")
 def paired_weights(operands, *, num_groups):
-    """x^T d0 and x^T d1."""
+    """Returns x^T d0 and x^T d1."""
     options = Options.of(as_activation("silu"), None, "cuda")
     given = PairedWeightsOperands(
         Rows(operands["x"], operands.get("rows")),
@@ -86,7 +86,7 @@ def groups_of(operands):
 
 
 def mlp_operands(operands):
-    """The operands of an MLP, from those that there are by name."""
+    """Returns the operands of an MLP, from the given ones by name."""
     names = [field.name for field in fields(ExpertWeights)]
     experts = ExpertWeights(**{name: operands[name] for name in names if name in operands})
     rows = Rows(operands["x"], operands.get("rows"))
@@ -101,7 +101,7 @@ def indices(sizes, offset=0):
 
 
 def matrices(rng, shape, dtype, spread=1.0):
-    """Products of whose rows with normal values are of the size of `spread`."""
+    """Returns matrices whose products with normal values are of the magnitude of `spread`."""
     return (spread * shape[-2] ** -0.5 * rng.standard_normal(shape, np.float32)).astype(dtype)
 
 
@@ -113,7 +113,7 @@ def owned_rows(sizes, offset, groups, m):
 
 
 def close(actual, exact, tolerance, what):
-    """Asserts an elementwise bound, and zeros exactly where it is zero."""
+    """Asserts that the error of each element is at most its tolerance, which may be zero."""
     actual = np.asarray(actual).astype(np.float64)
     error = np.abs(actual - exact)
     wrong = ~(error <= tolerance)
@@ -126,11 +126,12 @@ def close(actual, exact, tolerance, what):
 
 
 def check_hidden(hidden, gate, up, weights, activation):
-    """`hidden` of the rounded gate and up that the kernel returned, rounded once."""
+    """Checks that hidden follows from the kernel's gate and up, and is rounded once."""
     dtype = hidden.dtype
     value, factor, *_ = mlp.activated(activation, gate, up)
     exact = value * factor * (1 if weights is None else weights.astype(np.float64)[:, None])
-    # ex2.approx and rcp.approx; near -inf gelu_tanh and silu are tiny, with a small absolute error.
+    # The tolerance covers ex2.approx and rcp.approx. Near -inf, gelu_tanh and silu are tiny, and
+    # their absolute error is small.
     tolerance = (1.02 * unit(dtype) + 2**-18) * np.abs(exact)
     tolerance += float(jnp.finfo(dtype).smallest_subnormal) * (exact != 0)
     tolerance += 2**-19 * np.abs(np.asarray(gate).astype(np.float64) * factor) * (exact != 0)
@@ -141,8 +142,10 @@ def check_gated(
     rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16,
     weighted=True, activation="silu", spread=3.0, poison=True, with_up=True,
 ):  # fmt: skip
-    """The forward kernel on random operands; returns them and its results, ones for up if there is
-    none."""
+    """Checks the forward kernel on random operands, and returns these and its results.
+
+    Without an up projection, ones are returned for up.
+    """
     groups = len(sizes) if groups is None else groups
     x = random(rng, (m, embed), dtype)
     wi_0, wi_1 = (matrices(rng, (groups, embed, hidden), dtype, spread) for _ in range(2))
@@ -169,7 +172,7 @@ def check_gated(
 
 
 def check_gradient(rng, operands, results, sizes, offset, activation):
-    """The backward kernel, on what the forward kernel returned."""
+    """Checks the backward kernel on results of the forward kernel."""
     hidden, gate, up = results
     groups, embed, columns = operands["wi_0"].shape
     m, dtype = len(gate), gate.dtype
@@ -189,7 +192,7 @@ def check_gradient(rng, operands, results, sizes, offset, activation):
     np.testing.assert_array_equal(again, hidden)
 
     dh = oracle.ragged_noncontracting(dy, wo, sizes, offset, transpose_rhs=True)
-    # dh is rounded; its error is that of the sum, and of the rounding.
+    # The error of dh comes from the sum and from the rounding.
     dh_error = (1.01 * unit(dtype)) * np.abs(dh.value) + 2.0**-22 * dh.depth * dh.magnitude
     dh_error += float(jnp.finfo(dtype).smallest_subnormal) * owned[:, None]
     value, factor, slope, factor_slope = mlp.activated(activation, gate, up)
@@ -207,7 +210,7 @@ def check_gradient(rng, operands, results, sizes, offset, activation):
         tolerance = np.abs(by_dh) * dh_error + 1.05 * unit(dtype) * (
             np.abs(exact) + np.abs(by_dh) * dh_error
         )
-        # The sigmoid's accuracy, where what it multiplies cancels.
+        # This allows for errors of the sigmoid where its factors cancel.
         rough = np.where(owned[:, None], np.abs(rough) * (1 + np.abs(gate.astype(np.float64))), 0)
         tolerance += 2.0**-17 * rough * (np.abs(dh.value) + dh_error) + smallest * owned[:, None]
         close(actual, exact, tolerance, name)
@@ -223,7 +226,7 @@ def check_gradient(rng, operands, results, sizes, offset, activation):
 
 
 def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16):
-    """The product of two pairs on random operands."""
+    """Checks the sum of two products of random operands."""
     groups = len(sizes) if groups is None else groups
     lhs = [random(rng, (m, hidden), dtype) for _ in range(2)]
     rhs = [matrices(rng, (groups, embed, hidden), dtype) for _ in range(2)]
@@ -241,7 +244,10 @@ def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offs
 
 
 def rows_of_tokens(rng, tokens, embed, owned, dtype=BF16):
-    """Tokens, the token of each row, and the rows: NaN without a group, zero without a token."""
+    """Returns tokens, the token of each row, and copied rows.
+
+    Rows without a group are NaN, and rows without a token are zero.
+    """
     x = random(rng, (tokens + 1, embed), dtype)
     x[tokens] = np.nan
     rows = rng.integers(-20, tokens, len(owned)).astype(np.int32)
@@ -252,7 +258,10 @@ def rows_of_tokens(rng, tokens, embed, owned, dtype=BF16):
 
 
 def check_rows_of_dy(rng, sizes, *, m=1000, tokens=300, embed=264, hidden=256):
-    """Both products of dy read rows in place: one gets the bits of copies, the other is exact."""
+    """Checks both products of dy that read rows in place.
+
+    One product has the same bits as with copied rows, and the other is compared with float64.
+    """
     groups, dtype = len(sizes), BF16
     owned = owned_rows(sizes, 0, groups, m)
     dy, rows, copies = rows_of_tokens(rng, tokens, embed, owned)
@@ -275,9 +284,10 @@ def check_rows_of_dy(rng, sizes, *, m=1000, tokens=300, embed=264, hidden=256):
 def check_paired_weights(
     rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16, tokens=None
 ):
-    """Two weight gradients as one product on random operands, of rows of tokens if there are any.
+    """Checks two weight gradients in one product of random operands.
 
-    Rows that no group owns are NaN, and rows that have no token are zero.
+    With `tokens`, rows are read from tokens. Unowned rows are NaN, and rows without a token are
+    zero.
     """
     groups = len(sizes) if groups is None else groups
     owned = owned_rows(sizes, offset, groups, m)

@@ -13,7 +13,7 @@ TOKENS = 256
 
 
 def _mlp(params, x):
-    """All experts on all tokens, weighted by the router: without a kernel, in float32."""
+    """Applies all experts to all tokens, weighted by the router, in float32 without kernels."""
     probabilities = jax.nn.softmax(x @ params["router"])
     gate, up = (jnp.einsum("td,gdf->gtf", x, params[name]) for name in ("gate", "up"))
     outs = jnp.einsum("gtf,gfd->gtd", jax.nn.silu(gate) * up, params["down"])
@@ -35,7 +35,7 @@ def _draw(key, experts, d, f):
 
 
 def optimizers(implementation=None):
-    """Ours in its default float16, and Optax's in float32."""
+    """Returns our Muon in its default float16, and Optax's Muon in float32."""
     matrices = ("gate", "up", "down")
 
     def numbers(kind):
@@ -54,7 +54,7 @@ def optimizers(implementation=None):
 
 
 def losses(optimizer, seed: int, experts: int, d: int, f: int) -> jax.Array:
-    """The losses of `STEPS` steps that learn what a model of another draw computes."""
+    """Returns the losses of `STEPS` steps that learn the outputs of another random model."""
     teacher_key, student_key, data_key = jax.random.split(jax.random.key(seed), 3)
     teacher = _draw(teacher_key, experts, d, f)
     student = _draw(student_key, experts, d, f)

@@ -36,7 +36,7 @@ def noncontracting(
     tile=None,
     **options,
 ):
-    """lhs [m, k] or [k, m], rhs [g, k, n] or [g, n, k] -> [m, n]."""
+    """Multiplies lhs [m, k] or [k, m] by rhs [g, k, n] or [g, n, k] into [m, n]."""
     m_axis, k_axis = (1, 0) if transpose_lhs else (0, 1)
     dimension_numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((k_axis,), (2 if transpose_rhs else 1,)), ((), ())),
@@ -61,7 +61,7 @@ def contracting(
     tile=None,
     **options,
 ):
-    """lhs [m, k] or [k, m], rhs [m, n] or [n, m] -> [g, k, n]."""
+    """Multiplies lhs [m, k] or [k, m] by rhs [m, n] or [n, m] into [g, k, n]."""
     lhs_m_axis, rhs_m_axis = int(transpose_lhs), int(transpose_rhs)
     dimension_numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((lhs_m_axis,), (rhs_m_axis,)), ((), ())),
@@ -87,7 +87,7 @@ class Op:
         return self.call.__name__
 
     def cotangents(self, lhs, rhs, group_sizes, cotangent, group_offset=None, **options):
-        """The cotangents of lhs and rhs by reverse-mode differentiation."""
+        """Returns the cotangents of lhs and rhs by reverse-mode differentiation."""
         return _cotangents(
             self.call, lhs, rhs, group_sizes, cotangent, group_offset, tuple(options.items())
         )
@@ -121,18 +121,18 @@ MAJORS = pytest.mark.parametrize(
 
 
 def random(rng: np.random.Generator, shape, dtype) -> np.ndarray:
-    """Normal values rounded to `dtype`."""
+    """Returns normal values rounded to `dtype`."""
     return rng.standard_normal(shape, np.float32).astype(dtype)
 
 
 def swap(array, transpose: bool) -> np.ndarray:
-    """The array with its last two dimensions exchanged in memory, if `transpose`."""
+    """Returns the array, with its last two dimensions exchanged in memory if `transpose`."""
     array = np.asarray(array)
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if transpose else array
 
 
 def accumulation_shapes(m, k, n, g, dtype=jnp.bfloat16):
-    """Shapes of the operands of `ragged_dot_accumulate`."""
+    """Returns the shapes of the operands of `ragged_dot_accumulate`."""
     lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
     return (
         jax.ShapeDtypeStruct(accumulator, jnp.float32),

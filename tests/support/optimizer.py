@@ -1,4 +1,4 @@
-"""Steps of an optimiser in float64, and what FP8 forms have to be, bit by bit."""
+"""Steps of an optimiser in float64, and the exact bits of its FP8 forms."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from tests.support import fp8_oracle
 
 HALF_ULP = 2.0**-24  # of float32, relative
 ROUNDINGS = 8
-"""Half units in the last place by which a float32 result may differ from the exact one, of the sum
-of the magnitudes of its terms: one for each operation that leads to it."""
+"""Bound of the error of a float32 result, one for each operation that leads to it.
 
-# [matrices, k, n]: whole blocks, partial ones, and rows that no vector divides.
+The unit is half a unit in the last place of the sum of the magnitudes of its terms.
+"""
+
+# [matrices, k, n], with whole blocks, partial blocks, and rows that are not whole vectors.
 SHAPES = [(3, 128, 256), (2, 300, 136), (1, 129, 1000), (2, 64, 13), (1, 257, 1), (4, 256, 384)]
 
 
 def scalars(rng, *, applies=1.0, nesterov=False, eps_root=0.0) -> AdamwScalars:
-    """Numbers of a step somewhere in a run."""
+    """Returns the numbers of a random step of a run."""
     b1, b2, count = rng.uniform(0.8, 0.95), rng.uniform(0.9, 0.999), int(rng.integers(1, 50))
     rate = 10.0 ** rng.uniform(-4, -1)
     ahead = b1 / (1 - b1 ** (count + 1)) if nesterov else 1 / (1 - b1**count)
@@ -41,19 +43,19 @@ def scalars(rng, *, applies=1.0, nesterov=False, eps_root=0.0) -> AdamwScalars:
 
 
 def matrices(rng, shape, dtype=np.float32):
-    """Numbers of different magnitudes, some of them zero."""
+    """Returns matrices of numbers of different magnitudes, of which some are zero."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 4, shape))
     return np.where(rng.random(shape) < 0.02, 0, x).astype(dtype)
 
 
 def garbage(rng, shape, dtype):
-    """Any bits."""
+    """Returns an array of random bits."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return rng.integers(0, 256, size, np.uint8).view(dtype).reshape(shape)
 
 
 def weights(rng, shape, dtype, parts=1, copy=None) -> list[Weights]:
-    """Makes one matrix for each part; the parts share FP8 forms filled with garbage."""
+    """Returns a matrix for each part. The parts share FP8 forms, which are filled with garbage."""
     g, k, n = shape
     rows, blocks = -(-k // 128), -(-n // 128)
     pitch = n if parts == 1 else parts * blocks * 128
@@ -70,7 +72,7 @@ def weights(rng, shape, dtype, parts=1, copy=None) -> list[Weights]:
 
 
 def adamw(s: AdamwScalars, gradient, mean, square, master):
-    """(exact, sum of magnitudes) of the new mean, square and weights, in float64."""
+    """Returns (exact, sum of magnitudes) of the new mean, square and weights, in float64."""
     s = AdamwScalars(*map(float, s))
     g, m, v, w = (np.asarray(x).astype(np.float64) for x in (gradient, mean, square, master))
     g = g * s.gradient_factor
@@ -104,7 +106,7 @@ def assert_same_bits(got, want):
 
 
 def forms_of(masters, dtype, power_of_two=False):
-    """Values, scales and the transposes of both, of matrices [g, k, n] next to each other."""
+    """Returns values and scales of joined matrices [g, k, n], and the transposes of both."""
     masters = [np.asarray(x) for x in masters]
     if len(masters) > 1:
         masters = [np.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % 128))) for x in masters]
@@ -117,7 +119,7 @@ def forms_of(masters, dtype, power_of_two=False):
 
 
 def assert_forms(got: Weights, masters, dtype, power_of_two=False):
-    """Forms are those of the masters, bit by bit; a copy is its own master rounded."""
+    """Asserts the exact bits of the forms of all masters, and that a copy is a rounded master."""
     for form, want in zip(got.forms, forms_of(masters, dtype, power_of_two), strict=True):
         assert_same_bits(form, want)
     if got.copy is not None:

@@ -1,4 +1,4 @@
-"""A small model whose experts are quantised by an optimiser, and what has to hold of its state."""
+"""A small model whose experts an optimiser quantises, and checks of the optimiser's state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECIPE = jgg.Recipe()
 
 
 def model(rng, leading=(E,), d=D, f=F, dtype=np.float32):
-    """Experts, and parameters that are no experts."""
+    """Returns parameters of experts, and others."""
 
     def matrix(*shape):
         return jnp.asarray(rng.standard_normal(shape), dtype)
@@ -36,12 +36,12 @@ def quantized_of(params):
 
 
 def assert_bits(state, masters):
-    """The FP8 weights of a state are those of the float32 weights."""
+    """Asserts that the FP8 weights of a state are those of the float32 weights, bit by bit."""
     jax.tree.map(oracle.assert_same_bits, state.quantized["layer"], quantized_of(masters))
 
 
 def close(got, want, steps=1, rate=1e-2):
-    """Each step rounds the weights, and a change of about the learning rate, to float32."""
+    """Asserts closeness. Each step rounds weights and changes of about `rate` to float32."""
 
     def check(a, b):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -52,7 +52,7 @@ def close(got, want, steps=1, rate=1e-2):
 
 
 def stepped(optimizer):
-    """Takes one step in place: jit with donated arguments, without copies."""
+    """Returns a jitted step that works in place, because its arguments are donated."""
     return jax.jit(optimizer.step, donate_argnums=(0, 2))
 
 

@@ -1,4 +1,4 @@
-"""The steps that write FP8 weights, run by the kernels or by the reference, and checked."""
+"""Checks the steps that write FP8 weights, by the kernels or by the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_adamw(
     rng, shape, fp8, kinds=MOMENTS[0], *, power_of_two=False, parts=1, copy=None,
     implementation=None, **numbers,
 ):  # fmt: skip
-    """One step of each of `parts` matrices."""
+    """Checks one step of AdamW for each of `parts` matrices."""
     of_gradient, of_mean, of_square = kinds
     weights = oracle.weights(rng, shape, fp8, parts, copy)
     forms = weights[0].forms
@@ -50,7 +50,7 @@ def check_adamw(
 def check_apply(
     rng, shape, fp8, kind=F32, *, power_of_two=False, parts=1, copy=None, implementation=None
 ):
-    """master + update of each of `parts` matrices, which is one rounding."""
+    """Checks master + update of each of `parts` matrices, which is rounded once."""
     weights = oracle.weights(rng, shape, fp8, parts, copy)
     forms = weights[0].forms
     found = []
@@ -69,7 +69,7 @@ def check_apply(
 
 
 def check_skipped(rng, shape, fp8, implementation=None):
-    """Nothing changes, not one bit, whatever the gradient is."""
+    """Checks that a skipped step changes no bit, whatever the gradient is."""
     (old,) = oracle.weights(rng, shape, fp8, copy=BF16)
     gradient = np.full(shape, np.nan, F32)
     mean, square = oracle.matrices(rng, shape), np.square(oracle.matrices(rng, shape))
@@ -85,7 +85,7 @@ def check_skipped(rng, shape, fp8, implementation=None):
 
 
 def check_nonfinite(rng, shape, fp8, implementation=None):
-    """A gradient of infinities and NaN spoils its own elements; the others are as without it."""
+    """Checks that infinities and NaN in a gradient affect only their own elements."""
     (old,) = oracle.weights(rng, shape, fp8)
     update = oracle.matrices(rng, shape)
     places = rng.random(shape)

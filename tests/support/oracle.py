@@ -15,8 +15,8 @@ class Exact:
 
     Attributes:
       value: the float64 result.
-      magnitude: the contraction of the operands' absolute values; rounding errors of an
-        accumulation scale with it, and it is zero exactly where no product is accumulated.
+      magnitude: the contraction of the operands' absolute values. Rounding errors of an
+        accumulation scale with it. It is zero exactly where no product is accumulated.
       depth: the number of accumulated products.
       blocks: indices of the parts (one for each non-empty group) whose error is judged together.
     """
@@ -28,7 +28,7 @@ class Exact:
 
 
 def group_rows(group_sizes, group_offset: int, num_groups: int, m: int) -> list[tuple[int, int]]:
-    """The row range of each local group: negative sizes own nothing, and m cuts the running sum."""
+    """Returns the row range of each local group. Negative sizes count as zero; groups end at m."""
     ends = [0]
     for size in group_sizes:
         ends.append(min(ends[-1] + max(int(size), 0), m))
@@ -42,7 +42,7 @@ def group_rows(group_sizes, group_offset: int, num_groups: int, m: int) -> list[
 def ragged_noncontracting(
     lhs, rhs, group_sizes, group_offset=0, *, transpose_lhs=False, transpose_rhs=False
 ) -> Exact:
-    """out[r] = lhs[r] @ rhs[i] for the rows r of group i. Operands may have a leading batch."""
+    """Returns out[r] = lhs[r] @ rhs[group of r]. Operands may have a leading batch dimension."""
     lhs, rhs = _as_float64(lhs, transpose_lhs), _as_float64(rhs, transpose_rhs)
 
     def one(lhs, rhs, group_sizes, group_offset):
@@ -66,7 +66,7 @@ def ragged_contracting(
     transpose_lhs=False,
     transpose_rhs=False,
 ) -> Exact:
-    """out[i] = lhs[rows of i].T @ rhs[rows of i]. Operands may have a leading batch."""
+    """Returns out[i] = lhs[rows of i].T @ rhs[rows of i]. Operands may have a batch dimension."""
     lhs, rhs = _as_float64(lhs, transpose_lhs), _as_float64(rhs, transpose_rhs)
     num_groups = np.shape(group_sizes)[-1] if num_groups is None else num_groups
 
@@ -82,7 +82,7 @@ def ragged_contracting(
 
 
 def accumulated(accumulator, product: Exact) -> Exact:
-    """A product added to what has been summed up so far."""
+    """Returns the sum of an accumulator and a product."""
     accumulator = np.asarray(accumulator).astype(np.float64)
     return dataclasses.replace(
         product,
@@ -93,7 +93,7 @@ def accumulated(accumulator, product: Exact) -> Exact:
 
 
 def noncontracting_cotangents(lhs, rhs, group_sizes, cotangent, group_offset=0):
-    """The cotangents of ragged_noncontracting's lhs [m, k] and rhs [g, k, n]."""
+    """Returns the cotangents of ragged_noncontracting's lhs [m, k] and rhs [g, k, n]."""
     num_groups = np.shape(rhs)[-3]
     return (
         ragged_noncontracting(cotangent, rhs, group_sizes, group_offset, transpose_rhs=True),
@@ -102,7 +102,7 @@ def noncontracting_cotangents(lhs, rhs, group_sizes, cotangent, group_offset=0):
 
 
 def contracting_cotangents(lhs, rhs, group_sizes, cotangent, group_offset=0):
-    """The cotangents of ragged_contracting's lhs [m, k] and rhs [m, n]."""
+    """Returns the cotangents of ragged_contracting's lhs [m, k] and rhs [m, n]."""
     return (
         ragged_noncontracting(rhs, cotangent, group_sizes, group_offset, transpose_rhs=True),
         ragged_noncontracting(lhs, cotangent, group_sizes, group_offset),
@@ -116,9 +116,9 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
 
     Element by element, the error may be one rounding to the result's dtype plus the worst case of
     an accumulation that truncates each partial sum, as tensor cores do. An element that accumulates
-    nothing must be zero, and one that is infinite or NaN must be so exactly. For each group as a
-    whole the bound is the one that rounding errors have on average, which is several times tighter
-    and shows an accumulation in too narrow a type.
+    nothing must be zero, and one that is infinite or NaN must be so exactly. Each group as a whole
+    has the bound that rounding errors have on average. This bound is several times tighter, and
+    detects an accumulation in too narrow a type.
     """
     actual = np.asarray(actual)
     unit, accumulator_unit = _unit_roundoff(actual.dtype), _unit_roundoff(accumulator)
@@ -148,8 +148,8 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
         norm = np.linalg.norm(value)
         if not np.isfinite(norm) or norm == 0:
             continue
-        # Rounding a random value costs 0.38 of the unit roundoff on average; a small block may be
-        # less lucky. Truncating every 16 products, always downwards, is what the hardware may do.
+        # Rounding a random value costs 0.38 of the unit roundoff on average, and more in some small
+        # blocks. The hardware may truncate after every 16 products, always downwards.
         rounding = unit * min(1, 0.5 + 2 / np.sqrt(value.size))
         bound = rounding + 2 * accumulator_unit * (1 + depth / 4) + product_error
         # This bounds the sum of errors of random sign, and the rounding of subnormal results.
@@ -160,7 +160,7 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
 
 
 def check_all(actual, exact, **options) -> None:
-    """Asserts `check` of each of several results."""
+    """Calls `check` for each of several results."""
     assert len(actual) == len(exact)
     for one, want in zip(actual, exact, strict=True):
         check(one, want, **options)

@@ -1,4 +1,4 @@
-"""Arrays split over eight CPU devices, and what a compiled program sends between those."""
+"""Arrays split over eight CPU devices, and the collectives of compiled programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = (AUTO, EXPLICIT)
 EIGHT = {"d": 8}
 FOUR_BY_TWO = {"d": 4, "e": 2}
 GATHER, SUM = "all-gather", "all-reduce"
-# An empty group, one of a negative size, and more rows in all than there are.
+# An empty group, a group of negative size, and more rows in total than exist.
 SIZES = np.array([10, 0, 7, 20, -3, 1, 16, 14], np.int32)
 M, K, N, G = 64, 16, 24, 8
 PRODUCT = [(M, K), (G, K, N)]
@@ -33,7 +33,7 @@ def mesh_of(axes: dict[str, int], kind=AUTO) -> jax.sharding.Mesh:
 
 
 def entered(mesh):
-    """Enters an explicit mesh, as its programs do; programs over auto axes mostly do not."""
+    """Enters a mesh if it has explicit axes. Programs over auto axes mostly enter none."""
     explicit = AxisType.Explicit in mesh.axis_types
     return jax.set_mesh(mesh) if explicit else contextlib.nullcontext()
 
@@ -44,7 +44,7 @@ def put(mesh, arrays, specs):
 
 
 def collectives(compiled) -> list[tuple[str, tuple[int, ...]]]:
-    """Collectives by name and result shape; a combined collective appears once for each result."""
+    """Returns collectives by name and result shape. A combined one appears once for each result."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     found = re.findall(rf"= (\(.*?\)|\S+) ({kinds})(?:-start)?\(", compiled.as_text())
     shapes = (
@@ -61,9 +61,10 @@ def integers(rng, *shape):
 
 
 def with_gradients(function, operands, shardings=None):
-    """The results and the gradients of that many first operands, for cotangents that are exact.
+    """Returns a function that returns results, and gradients of the first `operands` arguments.
 
-    Over auto axes gradients are split as operands are, as the steps of an optimiser have them.
+    Cotangents are small integers, so that sums are exact. With `shardings`, gradients are split as
+    operands are, like those in the steps of an optimiser.
     """
 
     def both(*arguments):

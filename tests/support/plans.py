@@ -32,7 +32,7 @@ def contracting_plan(
     precision=None,
     multiprocessors=None,
 ):
-    """The plan of lhs [m, k] times rhs [m, n], or their transposes, into [groups, k, n]."""
+    """Returns the plan of lhs [m, k] times rhs [m, n], or transposes, into [groups, k, n]."""
 
     def shape(a, b, transpose):
         return jax.ShapeDtypeStruct((b, a) if transpose else (a, b), dtype)

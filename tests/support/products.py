@@ -24,7 +24,7 @@ FOUR_PROBLEMS = [(1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 10
 
 @dataclass(frozen=True)
 class List:
-    """The operands of one call, whose matrices are stored as the transposes say."""
+    """The operands of one call. `transposes` says how matrices are stored."""
 
     lhs: list[np.ndarray]
     rhs: list[np.ndarray]
@@ -34,7 +34,7 @@ class List:
     transposes: dict[str, list[bool]] = field(default_factory=dict)
 
     def __call__(self, **options) -> list[jax.Array]:
-        """Under jit, so that the operands are arguments of the program."""
+        """Calls grouped_gemm under jit, so that operands are arguments of the program."""
 
         scales = {"alpha": self.alpha} | ({} if self.c is None else {"beta": self.beta})
 
@@ -66,13 +66,13 @@ class List:
             error = np.abs(np.asarray(out) - exact.value)
             allowed = 2 * rounding * np.abs(exact.value) + 4 * unit * exact.depth * exact.magnitude
             assert (error <= allowed).all()
-            # Errors of random sign, in the result and in what it is compared with, add up to less.
+            # Errors of the result and of the exact value have random signs and add up to less.
             if out.size >= 512:
                 allowed = rounding + 4 * unit * (2 + np.sqrt(exact.depth.flat[0]))
                 assert np.linalg.norm(error) <= allowed * np.linalg.norm(exact.value)
 
     def num_results(self) -> int:
-        """Elements of all results."""
+        """Returns the number of elements of all results."""
         sizes = (
             math.prod(swapped(lhs.shape, self._is_swapped("transpose_lhs", i))[:-1])
             * swapped(rhs.shape, self._is_swapped("transpose_rhs", i))[-1]
@@ -84,7 +84,7 @@ class List:
         return name in self.transposes and self.transposes[name][i]
 
     def exact(self, i: int) -> oracle.Exact:
-        """Result i in float64 or complex128."""
+        """Returns result i in float64 or complex128."""
         wide = np.complex128 if np.iscomplexobj(self.lhs[i]) else np.float64
         lhs, rhs = (
             np.asarray(swap(x, self._is_swapped(name, i))).astype(wide)
@@ -95,7 +95,7 @@ class List:
         if self.c is not None:
             c = np.where(beta == 0, 0, np.asarray(self.c[i]).astype(wide))
             value, magnitude = value + beta * c, magnitude + np.abs(beta * c)
-        # In few elements errors do not average out.
+        # Errors of few elements do not average out.
         blocks = [...] if value.size >= 512 else []
         return oracle.Exact(value, magnitude, np.full(value.shape, lhs.shape[-1] + 2.0), blocks)
 
@@ -115,15 +115,15 @@ def random_list(
     transpose_rhs=False,
     **scales,
 ) -> List:
-    """Random operands for products of (m, k, n) or (g, m, k, n).
+    """Returns random operands for products of (m, k, n) or (g, m, k, n).
 
     Args:
-      rng: where they come from.
-      shapes: of the products.
-      dtype: of lhs and rhs.
-      c_dtype: of c, which is missing without one.
-      transpose_lhs: how matrices of lhs are stored, for all or for each.
-      transpose_rhs: how those of rhs are.
+      rng: draws the operands.
+      shapes: the shapes of the products.
+      dtype: the dtype of lhs and rhs.
+      c_dtype: the dtype of c. If it is None, there is no c.
+      transpose_lhs: how matrices of lhs are stored, for all matrices or for each.
+      transpose_rhs: how matrices of rhs are stored.
       **scales: alpha and beta.
     """
     transposes = {
@@ -139,7 +139,7 @@ def random_list(
 
 
 def draw(rng: np.random.Generator, shape, dtype) -> np.ndarray:
-    """Normal values rounded to `dtype`, with all the digits and parts that it has."""
+    """Returns normal values in all digits of `dtype`, with imaginary parts if it is complex."""
     dtype = np.dtype(dtype)
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
@@ -147,23 +147,23 @@ def draw(rng: np.random.Generator, shape, dtype) -> np.ndarray:
 
 
 def swapped(shape, transpose: bool):
-    """A shape with its last two dimensions exchanged, if `transpose`."""
+    """Returns a shape, with its last two dimensions exchanged if `transpose`."""
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else tuple(shape)
 
 
 def cutlass_like(rng: np.random.Generator, count: int, multiple: int = 8) -> list[tuple[int, ...]]:
-    """Unequal problems in the manner of CUTLASS's tests, 24 to 24 + 63 `multiple` a side."""
+    """Returns unequal problems as in CUTLASS's tests, with sides of 24 to 24 + 63 `multiple`."""
     return [tuple(int(x) for x in multiple * rng.integers(0, 64, 3) + 24) for _ in range(count)]
 
 
 def any_list(rng: np.random.Generator, count: int, multiple: int, dtype, **scales) -> List:
-    """A list of every layout, with stacks, empty problems and c, as in CUTLASS's tests.
+    """Returns a list of all layouts, with stacks, empty problems and c, as in CUTLASS's tests.
 
     Args:
-      rng: where the operands come from.
-      count: of problems.
-      multiple: of which the sides are, see `cutlass_like`.
-      dtype: of all operands.
+      rng: draws the operands.
+      count: the number of problems.
+      multiple: see `cutlass_like`.
+      dtype: the dtype of all operands.
       **scales: alpha and beta.
     """
     shapes = cutlass_like(rng, count, multiple)
@@ -183,6 +183,6 @@ def any_list(rng: np.random.Generator, count: int, multiple: int, dtype, **scale
 
 
 def mixed_layouts(count: int) -> dict[str, list[bool]]:
-    """Every layout in turn."""
+    """Returns transposes for `count` problems that take every layout in turn."""
     cycle = [LAYOUTS[i % 4] for i in range(count)]
     return dict(transpose_lhs=[a for a, _ in cycle], transpose_rhs=[b for _, b in cycle])

@@ -1,4 +1,4 @@
-"""Random rows of a mixture of experts, and what is computed from them, one row at a time."""
+"""Random rows of a mixture of experts, and moves of rows, one row at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs [T, k] of which some have a row of m, and which pair each row is of.
+    """Pairs of tokens and choices [T, k], of which some have one of m rows.
 
     Attributes:
-      row_of_pair: [T, k], out of range where a pair has no row.
-      pair_of_row: [m], out of range where a row has no pair.
+      row_of_pair: [T, k], out of range if a pair has no row.
+      pair_of_row: [m], out of range if a row has no pair.
       weights: [T, k] float32.
-      count: how many rows are valid, None if all are.
+      count: the number of valid rows, or None if all rows are valid.
     """
 
     row_of_pair: np.ndarray
@@ -25,7 +25,10 @@ class Pairs:
 
     @classmethod
     def random(cls, rng, tokens, choices, rows=None, *, missing=0.1, counted=False):
-        """`missing` is the share of the pairs that have no row though one would be left."""
+        """Returns random pairs.
+
+        `missing` is the share of pairs that have no row although a row would be left.
+        """
         pairs = tokens * choices
         rows = pairs if rows is None else rows
         pair_of_row = rng.choice([-1, -(2**31), pairs, 2**31 - 1], rows)
@@ -49,16 +52,16 @@ class Pairs:
         return len(self.pair_of_row) if self.count is None else self.count
 
     def token_of_row(self) -> np.ndarray:
-        """[m], out of range where a row has no pair."""
+        """Returns the token of each row [m], which is -1 or out of range if the row has no pair."""
         return np.where(self.pair_of_row < 0, -1, self.pair_of_row // self.choices).astype(np.int32)
 
     def has_row(self) -> np.ndarray:
-        """[T, k], whether a pair has a valid row."""
+        """Returns whether each pair [T, k] has a valid row."""
         return (self.row_of_pair >= 0) & (self.row_of_pair < self.valid)
 
 
 def gather(x, index, valid):
-    """x[index], zeros where the index is out of range; the `valid` first rows only."""
+    """Returns the first `valid` rows of x[index], and zeros where an index is out of range."""
     out = np.zeros((valid, *x.shape[1:]), x.dtype)
     for row, token in enumerate(index[:valid]):
         if 0 <= token < len(x):
@@ -67,7 +70,7 @@ def gather(x, index, valid):
 
 
 def combine(rows, pairs: Pairs, weights=None):
-    """The sum over the choices, in float64."""
+    """Returns the sum over the choices of each token, in float64."""
     out = np.zeros((len(pairs.row_of_pair), *rows.shape[1:]))
     for token, choice in np.argwhere(pairs.has_row()):
         row = np.asarray(rows[pairs.row_of_pair[token, choice]], np.float64)

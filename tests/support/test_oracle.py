@@ -1,4 +1,4 @@
-"""The judge is judged first: it accepts correctly rounded results and rejects small mistakes."""
+"""The oracle accepts correctly rounded results and rejects small mistakes."""
 
 import ml_dtypes
 import numpy as np

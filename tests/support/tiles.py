@@ -1,4 +1,4 @@
-"""Kernel configurations that no extension has, for tests of how one is chosen."""
+"""Tiles that no extension has, for tests of how plans choose tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 
 
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has plans choose among A, B and C too, after the configurations that exist."""
+    """Makes plans choose from A, B and C too, after the tiles that exist."""
     tables = (
         (plan_ragged, "KERNELS"),
         (plan_fp8, "NONCONTRACTING_KERNELS"),

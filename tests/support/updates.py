@@ -24,14 +24,14 @@ class Update:
         return self.name
 
     def __call__(self, a, b, c=None, **options):
-        """The update, which takes `beta` only where there is a c."""
+        """Calls the update, with `beta` only if there is a c."""
         if c is None:
             options.pop("beta", None)
         function = getattr(jgg, f"grouped_{self.name}")
         return function(a, b, c, **options) if self.two_operands else function(a, c, **options)
 
     def exact(self, a, b, *, alpha=1.0, transpose=False) -> np.ndarray:
-        """Both triangles of the product of float64 or complex128 operands [..., n, k]."""
+        """Returns both triangles of the update of float64 or complex128 operands [..., n, k]."""
         a, b = (_swap(x) if transpose else x for x in (a, b))
         if not self.two_operands:
             return alpha * a @ self.flip(a)
@@ -60,12 +60,12 @@ def _swap(x):
 
 
 def triangle(n: int, uplo: str) -> np.ndarray:
-    """The mask of the computed triangle, bool [n, n]."""
+    """Returns the mask of the computed triangle, bool [n, n]."""
     return np.tri(n, dtype=bool) if uplo == "lower" else np.tri(n, dtype=bool).T
 
 
 def full(update: Update, inside: np.ndarray, outside, uplo: str, symmetrize: bool) -> np.ndarray:
-    """The computed triangle of `inside` with its mirror image, or `outside`, beside it."""
+    """Returns the computed triangle of `inside`. The other is its mirror image or `outside`."""
     if symmetrize:
         outside = update.flip(inside)
     return np.where(triangle(inside.shape[-1], uplo), inside, outside)
@@ -89,7 +89,7 @@ def check_real(
     """Asserts that a result [g, n, n] of real operands is right, in both triangles.
 
     The computed triangle may have the errors of an accumulation in float32, of products that may
-    have the relative error `product_error`; the other one has to be exactly c's, zero, or the
+    have the relative error `product_error`. The other triangle has to be exactly c's, zero, or the
     mirror image.
     """
     out = np.asarray(out)
@@ -109,7 +109,7 @@ def check_real(
     products = 2 if update.two_operands and not update.one_product else 1
     depth = np.full_like(value, products * k + 2)
     pick = [np.where(inside, x, 0) for x in (out, value, magnitude, depth)]
-    # Off the diagonal, whose squares would outweigh everything else.
+    # Leave out the diagonal, whose squares would outweigh everything else.
     n = out.shape[-1]
     off_diagonal = inside & ~np.eye(n, dtype=bool)
     blocks = [(i, off_diagonal) for i in range(len(out))] if n >= 32 else []
@@ -131,7 +131,7 @@ def check_double(
 ) -> None:
     """Asserts that a result [g, n, n] was accumulated in float64 and rounded to its dtype.
 
-    The other triangle has to be exactly c's, zero, or the mirror image; Hermitian diagonals have to
+    The other triangle has to be exactly c's, zero, or the mirror image. Hermitian diagonals have to
     be real.
     """
     out = np.asarray(out)
@@ -155,8 +155,8 @@ def check_double(
     unit, rounding = np.finfo(np.float64).eps / 2, np.finfo(out.dtype).eps / 2
     error = np.abs(out.astype(wide) - value)
     assert (error <= rounding * np.abs(value) * 2 + 4 * unit * depth * magnitude)[..., inside].all()
-    # Errors of random sign, in the result and in what it is compared with, add up to far less.
-    # A few elements may all be small ones.
+    # Errors of the result and of the exact value have random signs and add up to far less, unless
+    # there are only a few elements, which may all be small.
     if out.shape[-1] < 32:
         return
     for one, right in zip(error[..., inside], value[..., inside], strict=True):
@@ -165,7 +165,7 @@ def check_double(
 
 
 def _check_other_triangle(update, out, c, inside, symmetrize) -> None:
-    """Asserts that it is exactly c's, zero, or the mirror image."""
+    """Asserts that the other triangle is exactly c's, zero, or the mirror image."""
     expected = np.zeros_like(out) if c is None else np.asarray(c)
     if symmetrize:
         expected = update.flip(out)

@@ -1,4 +1,4 @@
-"""Quantised weights in NumPy, from the definitions: float64 values, and where the bits lie."""
+"""Values of quantised weights in NumPy, from the definitions, and the places of their bits."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ E2M1 = np.concatenate([E2M1, -E2M1])
 
 
 def e8m0(exponents) -> np.ndarray:
-    """2^(e - 127); 255 is no number."""
+    """Returns 2^(e - 127), or NaN for 255."""
     exponents = np.asarray(exponents, np.float64)
     return np.where(exponents == 255, np.nan, 2.0 ** (exponents - 127))
 
 
 def of_rows(scales, size: int, k: int) -> np.ndarray:
-    """The scale of every row, [..., k, n]."""
+    """Returns the scale of every row, [..., k, n]."""
     return np.repeat(np.asarray(scales, np.float64), size, axis=-2)[..., :k, :]
 
 
 def mxfp4(codes, scales) -> np.ndarray:
-    """Values [..., k, n]."""
+    """Returns values [..., k, n]."""
     return E2M1[np.asarray(codes)] * of_rows(e8m0(scales), 32, np.shape(codes)[-2])
 
 
 def int4(codes, scales, size: int, zero_points=None) -> np.ndarray:
-    """Values [..., k, n]."""
+    """Returns values [..., k, n]."""
     k = np.shape(codes)[-2]
     zero = 8 if zero_points is None else of_rows(zero_points, size, k)
     return (np.asarray(codes, np.float64) - zero) * of_rows(scales, size, k)
 
 
 def channels(codes, scales) -> np.ndarray:
-    """Values [..., k, n]."""
+    """Returns values [..., k, n]."""
     return np.asarray(codes, np.float64) * np.asarray(scales, np.float64)[..., None, :]
 
 
@@ -54,7 +54,7 @@ def threads():
 
 
 def record_of_4_bits(record, interleaved: bool) -> np.ndarray:
-    """Codes [64, 64] of a record of 2048 bytes."""
+    """Returns the codes [64, 64] of a record of 2048 bytes."""
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(128, 4)
     signs, rests = (15, 12, 14, 13), (6, 3, 0, 9)
     out = np.full((64, 64), 255, np.uint8)
@@ -69,7 +69,7 @@ def record_of_4_bits(record, interleaved: bool) -> np.ndarray:
 
 
 def record_of_8_bits(record) -> np.ndarray:
-    """Bytes [64, 64] of a record of 4096 bytes."""
+    """Returns the bytes [64, 64] of a record of 4096 bytes."""
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(2, 128, 2, 2)
     out = np.full((64, 64), 0, np.uint8)
     for thread, step, pair, half, column, row in threads():

@@ -16,7 +16,7 @@ namespace jgg::sm90 {
 template <class Config, int kResults = 1, bool kTransposes = false>
 class CooperativeEpilogue {
   using Output = typename Config::Output;
-  // Two columns to a register, or one.
+  // Whether a register holds two columns.
   static constexpr bool kPacks = sizeof(Output) == 2;
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
 
@@ -38,8 +38,8 @@ class CooperativeEpilogue {
                                  StoreHint hint)
       : CooperativeEpilogue(shared, descriptors[0], consumer, hint) {}
 
-  // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results are too many
-  // registers to carry along and are stored at once.
+  // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results would take too
+  // many registers until the next tile, so they are stored at once.
   template <int kColumns = Config::kTileN, class Accumulators>
   __device__ void take(Accumulators const& accumulators, StoreCoordinates at) {
     constexpr int kTaken = kColumns / Config::kSubtileColumns;
@@ -63,7 +63,7 @@ class CooperativeEpilogue {
     }
   }
 
-  // Stores one subtile of what was taken, if any is left.
+  // Stores one subtile of the half tile that was taken, if any is left.
   __device__ void store_next() {
     if constexpr (kPacks) {
       if (next_subtile_ == end_) return;
@@ -90,8 +90,7 @@ class CooperativeEpilogue {
     return subtiles_ + subtile % Config::kSubtileSlots * Config::kSubtileBytes;
   }
 
-  // Has `write` fill the subtile, whose slot was last used kSubtileSlots subtiles ago, and stores
-  // it.
+  // Waits until the slot of the subtile is free, has `write` fill it, and stores the subtile.
   template <class Write>
   __device__ void store(int subtile, Write const& write) const {
     acquire_subtile<Config::kSubtileSlots - 1>(consumer_);

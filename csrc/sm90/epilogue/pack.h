@@ -10,7 +10,7 @@
 
 namespace jgg::sm90 {
 
-// `low` in the low half. `type` is one of 16 bits.
+// Returns `low` in the low half and `high` in the high half. `type` has 16 bits.
 __device__ inline uint32_t pack(ElementType type, float low, float high) {
   if (type == ElementType::kBf16) {
     auto const pair = __floats2bfloat162_rn(low, high);

@@ -10,11 +10,12 @@
 
 namespace jgg::sm90 {
 
-// The consumers have the same slots in turn: the loads of the other one's tile need the rest of
-// shared memory more than the stores need slots.
+// The consumers use the same slots in turn, because stages for loads need the shared memory more
+// than stores need slots.
 template <class Config>
 class PingpongEpilogue {
-  static_assert(std::is_same_v<typename Config::Output, float>, "the only results it is used for");
+  static_assert(std::is_same_v<typename Config::Output, float>,
+                "only float32 results take this epilogue");
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
   // Values of one thread in one subtile.
   static constexpr int kValues = kRowsPerConsumer * Config::kSubtileColumns / kWarpgroup;
@@ -40,7 +41,7 @@ class PingpongEpilogue {
           int const number = half * Config::kSubtiles + subtile;
           write(slot(number), [&](int i) { return accumulators(number * kValues + i); });
           fence_async_proxy();
-          // Before anyone goes on to the next subtile, its slot must have been read.
+          // TMA must have read the slot of the next subtile before any thread goes on to write it.
           if (issues_stores()) cute::tma_store_wait<Config::kSubtileSlots - 2>();
           sync_consumer(consumer_);
           if (issues_stores()) issue(slot(number), at, half, subtile);
@@ -65,7 +66,7 @@ class PingpongEpilogue {
     end_turn();
   }
 
-  // After the last tile.
+  // Waits for the turn after the last tile, so that no arrival is left over (order_barrier.h).
   __device__ void end() const { order_.wait(); }
 
  private:

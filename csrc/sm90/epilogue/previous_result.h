@@ -1,5 +1,6 @@
 // Source C of float32 results (beta = 1). A tile of C is loaded into the stages that follow the
-// tile's last K tile. C is then there when the product is, and many loads are in flight.
+// tile's last K tile. C then arrives by the time that the product is complete, and many loads are
+// in flight.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -15,8 +16,8 @@ class PreviousResult {
   using Shared = SharedStorage<Config>;
   using Stage = StageIterator<Config::kStages>;
 
-  // Boxes are those that the result leaves in, of 64 rows by 128 bytes: of each 128 bytes of
-  // columns, the upper and the lower one.
+  // A box is as large as a subtile of the result: 64 rows by 128 bytes. For each 128 bytes of
+  // columns, the box of the upper rows comes first, then that of the lower rows.
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
   static constexpr int kBoxes = kHalves * Config::kSubtiles;
   static constexpr int kLhsBoxes = Config::kLhsBytes / Config::kSubtileBytes;
@@ -27,7 +28,7 @@ class PreviousResult {
   static constexpr int kStages = (kBoxes + kBoxesAStage - 1) / kBoxesAStage;
   static_assert(kStages <= Config::kStages && !Config::kTakesTurns);
 
-  // The producer's side: `at` is the place of the tile's first element in `result`.
+  // Loads a tile of C, in the producer. `at` is the place of the tile's first element in `result`.
   __device__ static void load(CUtensorMap const& result, StoreCoordinates at, Shared& shared,
                               Stage& stage) {
     constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -47,7 +48,7 @@ class PreviousResult {
     }
   }
 
-  // accumulators += this consumer's half.
+  // accumulators += this consumer's half of C.
   template <class Mainloop, class Accumulators>
   __device__ static void add(Shared& shared, Stage& stage, int consumer,
                              Accumulators& accumulators) {
@@ -101,7 +102,8 @@ class PreviousResult {
     }
   }
 
-  // The next loads into the stage must not overtake what any thread has read.
+  // Releases a stage once all threads of the consumer have read it, so that no later load
+  // overwrites what a thread still reads.
   template <class Mainloop>
   __device__ static void release(Shared& shared, int stage, int consumer) {
     fence_async_proxy();

@@ -9,9 +9,9 @@
 
 namespace jgg::sm90 {
 
-// accumulators = alpha * accumulators + beta * C, for the half tile whose first element of C is
-// `c`, in a matrix of `pitch` columns, a multiple of 16 bytes. `rows` and `columns` of C are left
-// there. C is not read where beta is zero, as in BLAS.
+// accumulators = alpha * accumulators + beta * C, for a half tile. `c` points to its first element
+// in C, a matrix of `pitch` columns, which are a multiple of 16 bytes. C has `rows` more rows and
+// `columns` more columns from that element on. As in BLAS, C is not read if beta is zero.
 template <class Output, class Accumulators>
 __device__ void scale_and_add(Accumulators& accumulators, float alpha, float beta, Output const* c,
                               int64_t pitch, int rows, int columns) {
@@ -26,7 +26,7 @@ __device__ void scale_and_add(Accumulators& accumulators, float alpha, float bet
   Output const* const halves[] = {first, first + 8 * pitch};
   bool const inside[] = {row < rows, row + 8 < rows};
   columns -= column;
-  // All loads of a batch are under way before the first is used.
+  // All loads of a batch are under way before the first value is used.
   constexpr int kBatch = 64 / sizeof(Output);
   static_assert(kCount % kBatch == 0);
 #pragma unroll
@@ -53,7 +53,7 @@ __device__ void scale_and_add(Accumulators& accumulators, float alpha, float bet
 template <class Accumulators>
 __device__ void add_on_diagonal(Accumulators& accumulators, float value, int below) {
   constexpr int kCount = decltype(cute::size(accumulators))::value;
-  // The place of an accumulator relative to the first does not depend on the thread.
+  // The place of an accumulator relative to the thread's first one does not depend on the thread.
   int const place = accumulator_row(0) - accumulator_column(0) + below;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {

@@ -1,7 +1,7 @@
 // The epilogue of FP8 products: converts the sums of a finished tile and stores them through shared
-// memory by TMA, slice by slice (some of the tile's columns), while the next tile's first step is
-// being multiplied. That step's products are added to the sums only afterwards, so the delay costs
-// no registers.
+// memory by TMA, while the next tile's first step is being multiplied. It stores a slice at a time,
+// which is kMmaN of the tile's columns. The products of the next tile's first step are added to the
+// sums only after the sums are stored, so the delay costs no registers.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -39,11 +39,12 @@ class ScaledEpilogue {
                             int consumer, StoreHint hint)
       : ScaledEpilogue(shared, descriptors[0], type, consumer, hint) {}
 
-  // The first of a tile's rows that this consumer has.
+  // Returns the first of a tile's rows that this consumer has.
   __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
 
-  // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
-  // Without products the result is zero, for any scales.
+  // Begins to copy the scales of the finished tile's columns, from column `first` on, to shared
+  // memory. It is called before `finish`. A tile without products gets scales of zero, because its
+  // result is zero whatever the scales are.
   __device__ void fetch_scales(float const* scales, int first, int columns,
                                bool has_products = true) const {
 #pragma unroll
@@ -53,8 +54,8 @@ class ScaledEpilogue {
     }
   }
 
-  // Fetches the scales of rows, if they do not change from step to step: `scale(i)` is where that
-  // of row i is.
+  // Fetches the scales of rows, if they do not change from step to step. `scale(i)` is the address
+  // of the scale of row i.
   template <class Scale>
   __device__ void fetch_row_scales(bool has_products, Scale const& scale) const {
     if (thread() < kRowsPerConsumer) {
@@ -62,13 +63,13 @@ class ScaledEpilogue {
     }
   }
 
-  // The sums are a finished tile's from here on.
+  // From this call on, the sums are those of a finished tile, which is stored at `at`.
   __device__ void finish(StoreCoordinates at) {
     at_ = at;
     pending_ = true;
   }
 
-  // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
+  // Stores a slice of the finished tile, if there is one, and sets its sums to zero.
   __device__ void store(Slice& sums, int slice) {
     if (!pending_) return;
     if (Config::kTransposesOut || type_ != ElementType::kF32) {
@@ -92,8 +93,9 @@ class ScaledEpilogue {
   }
 
  private:
-  // This thread's number in its warpgroup, read anew each time: addresses that follow from it would
-  // otherwise be kept in registers throughout the mainloop, which has none to spare.
+  // Returns this thread's number in its warpgroup. It is read anew each time. Otherwise, addresses
+  // that follow from it would be kept in registers throughout the mainloop, which has none to
+  // spare.
   __device__ static int thread() {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -102,7 +104,8 @@ class ScaledEpilogue {
 
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
-  // Fill all slots with subtiles at a time: barriers cost more than waiting for both.
+  // Fills all slots at a time, because barriers for each subtile would cost more than waiting until
+  // all slots are free.
   template <class Element>
   __device__ void store_subtiles(Slice const& sums, int slice) const {
     constexpr int kColumns = kRowBytes / sizeof(Element);
@@ -148,9 +151,9 @@ class ScaledEpilogue {
     }
   }
 
-  // The scales of a thread's columns in a subtile, two next to each other of each eight, from
-  // `column` on. They are loaded at once: no load moves past a store to shared memory, and each
-  // would be waited for.
+  // The scales of a thread's columns in a subtile that begins at `column`: two neighbours in every
+  // eight columns. All are loaded before any result is written, because the compiler moves no load
+  // past a store to shared memory, and each load would be waited for.
   template <int kEights>
   struct ColumnScales {
     float2 of[kEights];
@@ -166,7 +169,7 @@ class ScaledEpilogue {
     }
   };
 
-  // Two neighbouring sums of one row, from number `i` on.
+  // Returns sums i and i + 1, which are neighbours in a row, times their scales.
   template <int kEights>
   __device__ float2 scaled(float const* sums, int i, ColumnScales<kEights> const& scales) const {
     float2 pair{sums[i], sums[i + 1]};
@@ -181,9 +184,10 @@ class ScaledEpilogue {
     return pair;
   }
 
-  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
-  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
-  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
+  // After WGMMA, thread t of a warp has, in every 8 columns, columns 2 (t % 4) and 2 (t % 4) + 1 of
+  // rows t / 4 and t / 4 + 8. These are the fragments of stmatrix. One instruction stores 16 rows
+  // by 16 columns. Lane l gives the address of row l % 16: of the left half if l < 16, and of the
+  // right half otherwise.
   __device__ void write_halves(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     int const row = warp * 16 + lane % 16;
@@ -218,11 +222,10 @@ class ScaledEpilogue {
     }
   }
 
-  // Neighbouring sums are stored one at a time: one store of both would want them in an aligned
-  // pair of registers, which puts each into the register bank of its product. Adding that product
-  // would then read one bank two or three times, where WGMMA leaves half of the reads. So that
-  // neither store has two lanes in one bank of shared memory, half of the lanes store the right sum
-  // first.
+  // Stores neighbouring sums one at a time. A store of both would need them in an aligned pair of
+  // registers, which puts each sum into the register bank of its product. Adding the product would
+  // then read one bank two or three times, and WGMMA leaves only half of the reads. Half of the
+  // lanes store the right sum first, so that no store has two lanes in one bank of shared memory.
   __device__ void write_floats(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     bool const swap = (lane ^ lane / 4) % 2;

@@ -14,14 +14,15 @@
 
 namespace jgg::sm90 {
 
-// The place of a 16-byte unit of a row in the subtile at an address, generic or of shared memory.
+// Returns the address of a 16-byte unit of a row in `subtile`. Addresses are generic, or of shared
+// memory.
 template <class Address>
 __device__ __forceinline__ Address swizzled(Address subtile, int row, int unit) {
   return subtile + row * kRowBytes + (unit ^ (row % 8)) * 16;
 }
 
-// The place of each accumulator of a thread in a consumer's half tile. WGMMA leaves thread t of a
-// warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+// The place of each accumulator of a thread in a consumer's half tile. In every 8 columns, thread t
+// of a warp has columns 2 (t % 4) and 2 (t % 4) + 1 of rows t / 4 and t / 4 + 8.
 struct AccumulatorCoordinates {
   int lane = threadIdx.x % kWarpSize;
   int warp = threadIdx.x % kWarpgroup / kWarpSize;
@@ -29,24 +30,25 @@ struct AccumulatorCoordinates {
   __device__ int row(int i) const { return warp * 16 + i / 2 % 2 * 8 + lane / 4; }
   __device__ int column(int i) const { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 
-  // The place of the 32-bit accumulators i, which is even, and i + 1 in a subtile.
+  // Returns the address of 32-bit accumulators i and i + 1 in a subtile. `i` is even.
   template <class Address>
   __device__ __forceinline__ Address pair_in(Address subtile, int i) const {
     return swizzled(subtile, row(i), i / 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
   }
-  // The address that this lane gives to stmatrix for 16-bit columns 16 number to 16 number + 15 of
-  // a subtile: row lane % 16 of the left half if lane < 16, of the right half otherwise.
+  // Returns the address that this lane gives to stmatrix for 16-bit columns 16 number to 16 number
+  // + 15 of a subtile: row lane % 16 of the left half if lane < 16, and of the right half
+  // otherwise.
   __device__ __forceinline__ uint8_t* matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, warp * 16 + lane % 16, 2 * number + lane / 16);
   }
-  // Where these columns go in a subtile that is stored as its transpose.
+  // Returns the address for the same columns of a subtile that is stored as its transpose.
   __device__ __forceinline__ uint8_t* transposed_matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, number * 16 + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
   }
 };
 
-// Row and column of accumulator i, found anew each time, where no register is left for the lane and
-// the warp.
+// Return the row and the column of accumulator i. They are computed anew each time, for callers
+// that have no register left for the lane and the warp.
 __device__ inline int accumulator_row(int i) {
   int const warp = threadIdx.x % kWarpgroup / kWarpSize, lane = threadIdx.x % kWarpSize;
   return warp * 16 + i / 2 % 2 * 8 + lane / 4;
@@ -55,13 +57,14 @@ __device__ inline int accumulator_column(int i) {
   return i / 4 * 8 + threadIdx.x % kWarpSize % 4 * 2 + i % 2;
 }
 
-// Writes 16 rows by 16 columns of 16-bit results of each warp, two in each of four registers.
+// Writes 16 rows by 16 columns of 16-bit results for each warp. Each of a thread's four registers
+// has two of them.
 __device__ inline void write_matrix(uint8_t* unit, uint32_t const* pairs) {
   cute::SM90_U32x4_STSM_N::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                 *reinterpret_cast<cute::uint128_t*>(unit));
 }
 
-// Writes the transpose of each of its four squares of 8 rows by 8 columns.
+// Writes the transpose of each of the matrix's four squares of 8 rows by 8 columns.
 __device__ inline void write_transposed_matrix(uint8_t* unit, uint32_t const* pairs) {
   cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                 *reinterpret_cast<cute::uint128_t*>(unit));

@@ -1,4 +1,4 @@
-// Stores the result of a transposed tile through shared memory and TMA.
+// Stores the result of a swapped tile through shared memory by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -10,8 +10,8 @@
 
 namespace jgg::sm90 {
 
-// A consumer's part of it: 64 columns. WGMMA leaves thread t of a warp with rows 2 (t % 4) and the
-// next of columns t / 4 and t / 4 + 8 of each 8 rows, and each warp with 16 columns.
+// The epilogue of one consumer, which has 64 columns. Each warp has 16 of them. In every 8 rows,
+// thread t of a warp has rows 2 (t % 4) and 2 (t % 4) + 1 of columns t / 4 and t / 4 + 8.
 //
 // Boxes are 8 rows by 128 bytes. A box of 16-bit results has all columns, a box of 32-bit results
 // has half of them.
@@ -56,8 +56,8 @@ class SwappedEpilogue {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
 
-  // Has `write` fill the boxes of kRows rows, next to each other `kAcross` times, and stores those
-  // that have rows.
+  // Has `write` fill the boxes of kRows rows, `kAcross` of them next to each other, and stores the
+  // boxes that have rows.
   template <int kAcross, int kRows, class Write>
   __device__ void through_shared_memory(StoreCoordinates at, int rows, Write write) const {
     acquire_subtile<0>(consumer_);
@@ -79,9 +79,9 @@ class SwappedEpilogue {
     return boxes_ + (across * (kRows / Config::kBoxRows) + down) * Config::kBoxBytes;
   }
 
-  // Transposed on the way: lane l gives the address of row l % 8 of a fragment of 8 rows by 8
-  // columns, in the left or right half of the warp's columns and in the first or second of two
-  // boxes.
+  // Transposes fragments of 8 rows by 8 columns while it writes them. Lane l gives the address of
+  // row l % 8 of a fragment, in the left or right half of the warp's columns and in the first or
+  // second of two boxes.
   template <int kRows>
   __device__ void write_halves(float const* sums, float const (&scales)[2]) const {
     int const row = lane() % 8, unit = warp() * 2 + lane() / 8 % 2;

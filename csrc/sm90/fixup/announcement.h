@@ -4,8 +4,8 @@
 // which takes 1 to 2 us (docs/notes/ragged.md), because the workspace holds anything when a launch
 // begins, even the flags of the launch before. A number that the host gives to each launch does not
 // tell two launches apart, because a CUDA graph launches with the parameters that it recorded. A
-// handshake that is safe with stale memory needs both blocks to be running, which nobody promises
-// while other kernels hold part of the device.
+// handshake that is safe with stale memory needs both blocks to be running, which CUDA does not
+// promise while other kernels hold a part of the device.
 //
 // Only a variable of the device is always in a known state: it is zero when the module is loaded,
 // and then only this file writes it. Kernels that run at the same time share the variable, so it is
@@ -35,11 +35,12 @@ static __device__ uint64_t announcements[kAnnouncements];
 template <class T>
 using DeviceAtomic = cuda::atomic_ref<T, cuda::thread_scope_device>;
 
-// Called by one thread, behind a barrier with those that wrote `sums`.
+// Announces `sums`. One thread calls it, after a barrier with the threads that wrote `sums`.
 __device__ inline void announce(float const* sums, uint32_t* hint) {
   auto const name = reinterpret_cast<uint64_t>(sums);
-  // Sums are 8 KB apart or more, so those of a launch begin at entries of their own: tries are made
-  // one after the other, and with eight to an entry the last of 264 blocks would make hundreds.
+  // Sums are at least 8 KB apart, so all sums of a launch begin their search at different entries.
+  // A search tries one entry after the other. If eight sums began at the same entry, the last of
+  // 264 blocks would try hundreds of entries.
   uint32_t entry = static_cast<uint32_t>(name >> 13) % kAnnouncements;
   uint64_t free = 0;
   while (!DeviceAtomic<uint64_t>(announcements[entry])
@@ -51,7 +52,8 @@ __device__ inline void announce(float const* sums, uint32_t* hint) {
   DeviceAtomic<uint32_t>(*hint).store(entry, cuda::memory_order_relaxed);
 }
 
-// Called by one thread, before a barrier with those that read `sums`.
+// Waits until `sums` are announced. One thread calls it, before a barrier with the threads that
+// read `sums`.
 __device__ inline void await(float const* sums, uint32_t* hint) {
   auto const name = reinterpret_cast<uint64_t>(sums);
   while (true) {

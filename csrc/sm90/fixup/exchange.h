@@ -11,10 +11,10 @@
 
 namespace jgg::sm90 {
 
-// For each consumer of a CTA.
+// The barriers of each consumer of a CTA.
 struct ExchangeBarriers {
-  Barrier free[kConsumers];  // the slots of the other CTA's consumer
-  Barrier full[kConsumers];  // this one's own
+  Barrier free[kConsumers];  // the other CTA's slots are free
+  Barrier full[kConsumers];  // the consumer's own slots are full
 };
 
 template <class Config>
@@ -22,7 +22,7 @@ struct ExchangingStorage : SharedStorage<Config> {
   ExchangeBarriers exchange;
 };
 
-// By one thread.
+// Called by one thread.
 inline __device__ void initialize_exchange(ExchangeBarriers& barriers) {
   for (int i = 0; i < kConsumers; ++i) {
     barriers.free[i].init(1);
@@ -50,7 +50,7 @@ __device__ auto exchange_halves(ExchangingStorage<Config>& shared, int consumer,
   uint32_t const there = set_block_rank(cast_smem_ptr_to_uint(slots + thread), 1 - rank);
   uint32_t const full_there = set_block_rank(cast_smem_ptr_to_uint(full.address()), 1 - rank);
   auto const value = [&](bool own, int i) {
-    // Selected, not indexed: registers have no addresses.
+    // Select and do not index, because registers have no addresses.
     return own == (rank == 0) ? accumulators(i) : accumulators(kOwn + i);
   };
   free.wait(phase);

@@ -1,4 +1,4 @@
-// Fixup of whole tiles: there is none, the accumulators are the result.
+// The fixup of whole tiles. It does nothing, because their accumulators are the result.
 #pragma once
 
 #include "scheduler/work_tile.h"

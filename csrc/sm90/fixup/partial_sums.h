@@ -7,17 +7,17 @@
 
 namespace jgg::sm90 {
 
-// How many slots of a cluster's sums there is room for.
+// Returns the number of clusters whose sums the workspace has room for.
 template <class Config>
 int64_t max_clusters(PartialSumsWorkspace const& workspace) {
   return workspace.slots / kConsumers / Config::kCluster;
 }
 
-// The sums of one consumer. A slot, as schedules number them, has room for those of a cluster.
-// Blocks of the same rank in their clusters compute the same tile of a unit, and threads of the
-// same number the same elements, so a thread reads what its counterpart wrote, in whatever order is
-// fastest: neighbours side by side, one sum at a time, because more of them at once would have to
-// be in registers next to each other.
+// The partial sums of one consumer. A slot, as schedules number them, has room for the sums of a
+// cluster. Blocks of the same rank in their clusters compute the same tile of a unit, and threads
+// of the same number compute the same elements. A thread therefore reads what its counterpart
+// wrote, and the order in memory is the fastest one: neighbouring threads side by side, one sum at
+// a time. Several sums at a time would have to be in consecutive registers.
 //
 // `accumulators(i)` is sum i of a thread.
 template <class Config>
@@ -28,7 +28,7 @@ class PartialSums {
   __device__ PartialSums(PartialSumsWorkspace const& workspace, int consumer)
       : workspace_(workspace), consumer_(consumer) {}
 
-  // Gives these sums away, to be added by a block of another cluster.
+  // Hands the sums over to a block of another cluster, which adds them to its own.
   template <class Accumulators>
   __device__ void hand_over(int cluster_slot, Accumulators const& accumulators) const {
     int const slot = slot_of(cluster_slot);
@@ -37,8 +37,8 @@ class PartialSums {
     for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
     sync_consumer(consumer_);
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
-    // Sync so that no thread runs ahead; otherwise the FP8 kernel runs out of registers: the
-    // compiler then keeps what the mainloop counts in local memory.
+    // Sync so that no thread runs ahead. Without it the FP8 kernel runs out of registers, and the
+    // compiler keeps the mainloop's counters in local memory.
     sync_consumer(consumer_);
   }
 
@@ -58,7 +58,7 @@ class PartialSums {
 
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
-  // The slot of this consumer, or of its counterpart, among those of its cluster.
+  // Returns the slot of this consumer's sums, which is also that of its counterpart.
   __device__ int slot_of(int cluster_slot) const {
     return (cluster_slot * Config::kCluster + blockIdx.x % Config::kCluster) * kConsumers +
            consumer_;

@@ -16,7 +16,8 @@ class PiecesFixup {
   __device__ PiecesFixup(Params const& params, int consumer)
       : partial_sums_(params.workspace, consumer) {}
 
-  // Whether the accumulators are not the result; if so, they are on their way.
+  // Returns whether another block completes the tile. If so, the accumulators are handed over to
+  // it.
   template <class Accumulators>
   __device__ bool hands_over(WorkTile const& work, Accumulators const& accumulators) const {
     if (work.partials != kHandsOver) return false;
@@ -24,7 +25,8 @@ class PiecesFixup {
     return true;
   }
 
-  // Always in the order of K, so that the result is the same every time.
+  // Adds the sums of the tile's other pieces, always in the order of K, so that the result is the
+  // same every time.
   template <class Accumulators>
   __device__ void add(WorkTile const& work, Accumulators&& accumulators) const {
     for (int i = 0; i < work.partials; ++i) partial_sums_.add(work.slot + i, accumulators);

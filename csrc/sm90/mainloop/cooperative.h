@@ -62,13 +62,13 @@ class CooperativeMainloop {
     load(params, work, shared, stage, rank, [](int, Stage const&) {});
   }
 
-  // `load_more(step, stage)` comes after the boxes of a step.
+  // `load_more(step, stage)` is called after the boxes of a step are issued.
   template <class LoadMore>
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank, LoadMore const& load_more) {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
-    // multiplied. Columns past the result's need not be loaded either: TMA zero-fill is slower than
-    // a load, and those products are never stored.
+    // multiplied. Columns past the last column of the result are not loaded either, because
+    // zero-fill by TMA is slower than a load, and the products of these columns are never stored.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
     int const columns = Problem::columns_needed(params, work);
     int const box_columns = rhs_box_columns(params);
@@ -104,7 +104,8 @@ class CooperativeMainloop {
     }
   }
 
-  // Boxes of a result of few columns may have half of these each.
+  // Returns the columns of a box of rhs. If the result has few columns, a box may have only half of
+  // them.
   __device__ static int rhs_box_columns(Params const& params) {
     if constexpr (requires { requires Problem::kHasSmallBoxes; }) {
       return params.rhs_box_columns;
@@ -115,8 +116,8 @@ class CooperativeMainloop {
 
   // ---- consumer ----
 
-  // accumulators = the product of this consumer's rows with the tile's columns, or its first ones.
-  // `overlap(step)` is called once a step while the tensor cores are busy with it.
+  // accumulators = the product of this consumer's rows with the tile's columns, or with the first
+  // of them. `overlap(step)` is called once a step while the tensor cores are busy with it.
   template <class Accumulators, class Overlap>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, int consumer, Accumulators& accumulators,
@@ -178,7 +179,7 @@ class CooperativeMainloop {
     if constexpr (Config::kCluster == 1) {
       if (thread == 0) shared.empty[stage].arrive();
     } else {
-      // A thread of another warp for each CTA.
+      // A different warp arrives at the barrier of each CTA.
       shared.empty[stage].arrive(thread / kWarpSize,
                                  thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
     }
@@ -193,7 +194,7 @@ class CooperativeMainloop {
     }
   }
 
-  // A consumer's rows in the first stage.
+  // Returns the descriptors of a consumer's rows in the first stage.
   template <class TiledMma>
   __device__ static auto lhs_descriptors(TiledMma const& mma, Shared& shared, int consumer) {
     auto const tile = cute::make_tensor(
@@ -203,7 +204,7 @@ class CooperativeMainloop {
     return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
   }
 
-  // The tile's columns in the first stage, or its first ones.
+  // Returns the descriptors of the tile's first kColumns columns in the first stage.
   template <int kColumns, class TiledMma>
   __device__ static auto rhs_descriptors(TiledMma const& mma, Shared& shared) {
     auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),

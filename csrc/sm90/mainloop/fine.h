@@ -5,8 +5,8 @@
 
 namespace jgg::sm90 {
 
-// 64 rows of what a stage holds: of its lhs, the rows at the work tile's `m`, or of its rhs, those
-// at its `n`.
+// 64 rows of a stage. Strip i of the stage's lhs has rows `m` + 64 i of the work tile and on, and
+// strip i of its rhs has rows `n` + 64 i and on.
 struct Strip {
   bool in_rhs;
   int index;
@@ -16,8 +16,8 @@ struct Strip {
   }
 };
 
-// A product of a consumer: a strip by the strips from another one on, as many as the accumulators
-// have columns for.
+// A product of a consumer: the strip `lhs` times the strips from `rhs` on, as many as the
+// accumulators have columns for.
 template <class Accumulators_>
 struct StripProduct {
   using Accumulators = Accumulators_;
@@ -35,18 +35,19 @@ class FineMainloop : public CooperativeMainloop<Problem> {
   using Stage = typename Base::Stage;
   using Params = typename Base::Params;
   static_assert(Problem::kBoxRows == Config::kTileN && Config::kCluster == 2);
-  static_assert(Config::kStages % 2 == 0, "the steps of a pair are neighbours");
+  static_assert(Config::kStages % 2 == 0, "a pair of steps fills stages 2 i and 2 i + 1");
 
  public:
-  // A whole warp calls this, so that addresses are known to be the same for all lanes. A shared
-  // operand goes to both CTAs of the cluster at once, as one box: each CTA loads one of two shared
-  // operands, or every other step of a single one.
+  // A whole warp calls this, so that the compiler knows that addresses are the same for all lanes.
+  // A shared operand goes to both CTAs of the cluster at once, as one box. If both operands are
+  // shared, each CTA loads one of them. If only one is shared, each CTA loads every other step of
+  // it.
   __device__ static void load(Params const& params, WorkTile const& work, int rank, Shared& shared,
                               Stage& stage) {
     bool const both = work.share == Share::kBoth;
     bool const share_lhs = both || work.share == Share::kLhs;
     bool const share_rhs = both || work.share == Share::kRhs;
-    // The first steps wait for instructions too: there are few of them.
+    // Not unrolled, because the first steps wait for instructions too.
 #pragma unroll 1
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -70,15 +71,15 @@ class FineMainloop : public CooperativeMainloop<Problem> {
   // Computes one or two products in the same steps. `overlap()` is called while the tensor cores
   // are busy with the first one.
   //
-  // The steps of a rank-2k update are pairs: one has rows at `m` of A and rows at `n` of B, the
-  // next one the others. So a strip of either finds strips of the other operand, but of the same
-  // rows, in the step that it is paired with.
+  // The steps of a rank-2k update come in pairs. The first step of a pair has the rows at `m` of A
+  // and the rows at `n` of B, and the second step has the rows at `m` of B and the rows at `n` of
+  // A. So the other step of a pair has the same rows of the other operand.
   template <class Overlap, class... Products>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, Overlap const& overlap, Products... products) {
     bool const pairs = Problem::pairs_steps(params, work);
-    // Without B A^T, A is in the lhs of even steps and in the rhs of odd ones: both are multiplied
-    // at once.
+    // Without B A^T, A is in the lhs of even steps and in the rhs of odd steps, so both steps of a
+    // pair are multiplied at once.
     bool const at_once = pairs && params.one_product;
     multiply_described(uniform(pairs ? 1 : 0), uniform(at_once ? 2 : 1), work.k_tiles, shared,
                        stage, overlap, describe(shared, products, at_once)...);
@@ -92,7 +93,7 @@ class FineMainloop : public CooperativeMainloop<Problem> {
     Lhs lhs;
     Rhs rhs;
     bool rhs_is_paired;
-    int lhs_stage;  // among those of an iteration
+    int lhs_stage;  // number of the stage in its iteration
     Accumulators& accumulators;
 
     __device__ void issue(int first_stage, int pair, int step) {
@@ -145,9 +146,9 @@ class FineMainloop : public CooperativeMainloop<Problem> {
 
       if (step == 0) overlap();
       // The older one of the two steps in flight is done. The last kStages releases are skipped,
-      // because a CTA may end before its peer and then has no shared memory to arrive at. Every
-      // other release is waited for by the peer's next load of that stage, and every multicast by
-      // the wait for `full` above, so that nothing is on its way to a CTA that has ended.
+      // because a CTA may end before its peer and then has no shared memory to arrive at. The peer
+      // waits for all earlier releases before it loads into their stages again, and the wait for
+      // `full` above waits for every multicast. So nothing is on its way to a CTA that has ended.
       warpgroup_wait<1>();
 #pragma unroll 1
       for (; released < min(step & ~pair, steps - Config::kStages); ++released, ++finished) {

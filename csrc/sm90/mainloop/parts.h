@@ -1,4 +1,4 @@
-// The consumers' side of a product of float16 parts.
+// The mainloop of the consumers for products of float16 parts.
 #pragma once
 
 #include "sm90/float16_parts.h"
@@ -6,14 +6,14 @@
 
 namespace jgg::sm90 {
 
-// WGMMA truncates each partial sum instead of rounding it, which always errs towards zero: over
-// thousands of steps that is several times the error of a rounded float32 sum. The products of high
-// parts therefore start from zero in every step and are added to the totals by ordinary, rounded
-// additions. The correction terms are 2^11 smaller and may stay in the tensor cores.
+// WGMMA truncates each partial sum instead of rounding it, so all errors are towards zero. Over
+// thousands of steps they add up to several times the error of a rounded float32 sum. The products
+// of high parts therefore start from zero in every step and are added to the totals by ordinary,
+// rounded additions. The correction terms are 2^11 smaller and may stay in the tensor cores.
 //
-// Totals and a second set of accumulators of the same size are more registers than there are, so
-// such a step takes one slice of the columns after the other. While one consumer adds, the other
-// one keeps the tensor cores busy.
+// Totals and a second set of accumulators of the same size would take more registers than there
+// are, so such a step multiplies one slice of the columns after the other. While one consumer adds,
+// the other one keeps the tensor cores busy.
 template <class Problem>
 class PartsMainloop : public CooperativeMainloop<Problem> {
   using Base = CooperativeMainloop<Problem>;
@@ -39,14 +39,15 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
     if (corrected) {
 #pragma unroll
       for (int i = 0; i < cute::size(totals); ++i) {
-        // Infinity times a low part of zero, or of the other sign: the high parts know better.
+        // Drop a correction that is not finite. It comes from infinity times a low part, which may
+        // be zero or of the other sign. The products of high parts then give the result.
         totals(i) = isfinite(totals(i)) ? totals(i) * (1 / kLowScale) : 0.0f;
       }
     }
     promote(work, work.k_tiles - in_tensor_cores, shared, stage, consumer, totals);
 
-    // In two steps of the same sign: one factor may be too large or too small for a float, and so
-    // may a half-way result with only one of the operands' scales.
+    // Multiply by two factors whose exponents have the same sign. A single factor may be too large
+    // or too small for a float, and so may be a product with the scale of only one operand.
     float const first = power_of_two(exponent / 2);
     float const second = power_of_two(exponent - exponent / 2);
 #pragma unroll
@@ -117,13 +118,14 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
     }
   }
 
-  // Waits for a stage and leaves in it only rows of the group.
+  // Waits for a stage.
   __device__ static void enter(WorkTile const& work, int step, Shared& shared, Stage const& stage,
                                int consumer) {
     shared.full[stage.stage].wait(stage.phase);
   }
 
-  // accumulators (+)= the product of the operands in one stage, `rhs` being its columns that count.
+  // Adds the product of the operands in one stage to the accumulators, or overwrites them if
+  // `from_zero`. `rhs` points to the first of the columns to multiply.
   template <class Mma, class Accumulator>
   __device__ static void multiply_stage(Mma& mma, Element* lhs, Element* rhs, int consumer,
                                         bool from_zero, Accumulator& accumulators) {

@@ -20,8 +20,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
   using Accumulators = decltype(cute::partition_fragment_C(
       Mma{}, cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>>{}));
 
-  // accumulators = the tile's product. `pass_on` is called once the last of it is on its way to the
-  // tensor cores.
+  // accumulators = the tile's product. `pass_on` is called once its last WGMMA is issued.
   template <class PassOn>
   __device__ static void multiply(WorkTile const& work, Shared& shared, Stage& stage,
                                   Accumulators& accumulators, PassOn&& pass_on) {
@@ -45,8 +44,8 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       }
       ++stage;
     }
-    // The last K tile issues only the instructions that have rows, each as a batch of its own: the
-    // compiler would serialise batches of any other length.
+    // A last K tile that is not full issues only the instructions that have rows, each as a batch
+    // of its own, because the compiler would serialise batches of variable length.
     if (whole < work.k_tiles) {
       int const products = (work.extent % Config::kTileK + kMmaK - 1) / kMmaK;
       shared.full[stage.stage].wait(stage.phase);
@@ -76,7 +75,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
   static constexpr int kEmptyArrivals = Config::kCluster;
 
  private:
-  // A tile's rows in the first stage.
+  // Returns the descriptors of a tile's rows in the first stage.
   __device__ static auto lhs_descriptors(Mma const& mma, Shared& shared) {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const tile =
@@ -85,7 +84,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
     return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
   }
 
-  // Descriptors of rhs: its columns.
+  // Returns the descriptors of a tile's columns in the first stage.
   __device__ static auto rhs_descriptors(Mma const& mma, Shared& shared) {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),

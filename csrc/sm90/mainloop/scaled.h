@@ -67,11 +67,11 @@ class ScaledMainloop {
         issue(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
         if (k_tile == 0) overlap(slice);
         if (Config::kStepScales && slice == 0) {
-          // Scales come by another way and often later than the stage.
+          // Scales do not come by TMA, and often come later than the stage.
           shared.scales_full[now.stage].wait(now.phase);
           scales.read(shared, now.stage, consumer);
         }
-        // The next stage is waited for now, so that its first slice follows at once.
+        // Wait for the next stage now, so that its first slice follows at once.
         if (last && k_tile + 1 < k_tiles) shared.full[stage.stage].wait(stage.phase);
         cute::warpgroup_wait<0>();
         cute::warpgroup_fence_operand(products);
@@ -82,9 +82,9 @@ class ScaledMainloop {
     }
   }
 
-  // Multiplies without promotion: products of all K tiles add up in the tensor cores. The rest of
-  // the tile before is stored during the first K tile, which therefore uses registers of its own, a
-  // slice at a time.
+  // Multiplies without promotion: products of all K tiles add up in the tensor cores. The previous
+  // tile is stored during the first K tile. This K tile is therefore multiplied in registers of its
+  // own, a slice at a time.
   template <class Sums, class Overlap>
   __device__ static void accumulate(int k_tiles, Shared& shared, Stage& stage, int consumer,
                                     Sums& sums, Overlap&& overlap) {
@@ -136,7 +136,8 @@ class ScaledMainloop {
   static constexpr int kEmptyArrivals = kConsumers * kWarpgroup / kWarpSize * Config::kCluster;
 
  protected:
-  // A thread's scales of one step: those of its two rows, times those of the blocks of columns.
+  // A thread's scales of one step: the scales of its two rows, times the scales of the blocks of
+  // columns.
   struct StepScales {
     static constexpr int kColumns = Config::kColumnScales ? 1 : Config::kRhsScales;
     float row[kColumns][2];
@@ -154,21 +155,21 @@ class ScaledMainloop {
     }
   };
 
-  // A consumer's rows of the first stage.
+  // Returns a consumer's rows of the first stage.
   __device__ static auto lhs_tile(Shared& shared, int consumer) {
     return cute::make_tensor(cute::make_smem_ptr(reinterpret_cast<typename Config::Lhs*>(
                                  shared.lhs[0] + consumer * kRowsPerConsumer * kRowBytes)),
                              SmemLayout<typename Config::Lhs, kRowsPerConsumer>{});
   }
 
-  // Their descriptors.
+  // Returns the descriptors of these rows.
   __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
     auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(
         thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
   }
 
-  // Descriptors of the first slice of rhs in the first stage.
+  // Returns the descriptors of the first slice of rhs in the first stage.
   __device__ static auto rhs_descriptors(Shared& shared) {
     using namespace cute;
     auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
@@ -178,7 +179,7 @@ class ScaledMainloop {
     return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
   }
 
-  // Descriptors of any stage and slice.
+  // Return the descriptors of any stage and slice.
   template <class Descriptors>
   __device__ static auto lhs_of(Descriptors const& first, int stage) {
     return advance(first, stage * Config::kLhsBytes);
@@ -188,14 +189,14 @@ class ScaledMainloop {
     return advance(first, stage * Config::kRhsBytes + slice * Config::kMmaN * kRowBytes);
   }
 
-  // A slice, 64 rows by kMmaN columns, to the tensor cores.
+  // Issues the products of a slice of 64 rows by kMmaN columns.
   template <class Lhs, class Rhs>
   __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
     Mma mma;
     issue_batch(mma, lhs, rhs, true, products);
   }
 
-  // All slices of a step to the tensor cores, which add their products to the sums.
+  // Issues the products of all slices of a step. The tensor cores add them to the sums.
   template <class Lhs, class Rhs, class Sums>
   __device__ static void accumulate_step(Lhs const& lhs, Rhs const& first_rhs, int stage,
                                          Sums& sums) {
@@ -220,7 +221,7 @@ class ScaledMainloop {
   }
 
   // Scales the products of a slice and adds them to its sums. Element i of a thread's products is
-  // in row i / 2 % 2 of its two and in columns i / 4 * 8 and on.
+  // in row i / 2 % 2 of the thread's two rows, and in the eight columns from i / 4 * 8 on.
   __device__ static void add(Shared& shared, int stage, int slice, StepScales const& scales,
                              Products const& products, float (&sums)[kSums]) {
     if constexpr (!Config::kStepScales) {
@@ -228,9 +229,9 @@ class ScaledMainloop {
       for (int i = 0; i < kSums; ++i) sums[i] += products(i);
     } else if constexpr (Config::kColumnScales) {
       float const* columns = shared.rhs_scales[stage] + slice * Config::kMmaN + threadIdx.x % 4 * 2;
-      // The row's scale first, which all multiplications of a row find where the one before left
-      // it, and then both rows of a column: that reads 5 % fewer registers than the product of the
-      // two scales would.
+      // Multiply by the row's scale first, so that all multiplications of a row find it in the
+      // reuse cache. Then multiply both rows of a column by the column's scale. This reads 5 %
+      // fewer registers than multiplying by the product of the two scales.
       float const low = scales.row[0][0], high = scales.row[0][1];
 #pragma unroll
       for (int i = 0; i < kSums; i += 4) {
@@ -241,8 +242,8 @@ class ScaledMainloop {
         sums[i + 3] += scale.y * (high * products(i + 3));
       }
     } else {
-      // Row after row, so that every other FFMA finds its scale where the one before left it:
-      // reading registers is what the additions wait for while WGMMA does the same.
+      // Add row after row, so that every other FFMA finds its scale in the reuse cache. Additions
+      // wait for reads of registers, because WGMMA reads registers at the same time.
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
 #pragma unroll
@@ -255,7 +256,8 @@ class ScaledMainloop {
     }
   }
 
-  // By every warp for itself, because each reads scales that the others do not.
+  // Releases a stage for one warp. Each warp does this for itself, because it reads scales that no
+  // other warp reads.
   __device__ static void release(Shared& shared, int stage) {
     int const lane = threadIdx.x % kWarpSize;
     __syncwarp();

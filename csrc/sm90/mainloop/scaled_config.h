@@ -14,23 +14,24 @@ constexpr int kScaleThreads = 64;          // the two warps that bring scales
 
 // The scales and accumulation of an FP8 kernel.
 struct ScaledForm {
-  // Every column of rhs has its own scale in each step; otherwise blocks of columns share one.
+  // Every column of rhs has its own scale in each step. Otherwise blocks of columns share a scale.
   bool column_scales = false;
   // Every column of rhs has one scale in all steps, which the epilogue multiplies by.
   bool channel_scales = false;
-  // Scales change from step to step; otherwise the epilogue multiplies by those of rows, too.
+  // Scales change from step to step. Otherwise the epilogue multiplies by the scales of rows, too.
   bool step_scales = true;
   // The products of a step are added to float32 sums, not left to the tensor cores' accumulators.
   bool promotes = true;
-  // The result, of 16 bits, is stored with its rows and columns exchanged.
+  // The 16-bit result is stored as its transpose.
   bool transposes_out = false;
-  // Results of a launch, each of an lhs of its own and of the one rhs.
+  // The number of results of a launch. Each has its own lhs, and all have the same rhs.
   int results = 1;
 };
 
-// FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
-// of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
-// covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
+// FP8 tensor cores add up with few mantissa bits. The products of a step therefore go into
+// accumulators of their own, and are then scaled and added to float32 sums. Both take registers, so
+// a consumer covers its kTileN columns in slices of kMmaN, one after the other through the same
+// accumulators.
 template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, ScaledForm kForm>
 struct ScaledConfig {
   using Lhs = Lhs_;
@@ -56,7 +57,8 @@ struct ScaledConfig {
   static_assert(kStepScales || kChannelScales);
   static_assert(kPromotes || !kStepScales);
 
-  // Columns that share a scale wherever the tile starts, where columns do not have their own.
+  // The number of columns that share a scale wherever the tile starts, unless columns have their
+  // own scales.
   static constexpr int kScaleColumns = kTileN % kScaleBlock == 0 ? kScaleBlock : kScaleBlock / 2;
   static constexpr int kRhsScales = kColumnScales ? kTileN : kTileN / kScaleColumns;
   static_assert(kTileN % kScaleColumns == 0);

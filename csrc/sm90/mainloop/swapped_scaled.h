@@ -1,4 +1,4 @@
-// The mainloop of transposed FP8 kernels: what each warp and consumer does with one tile.
+// The mainloop of swapped FP8 kernels: what each warp and consumer does with one tile.
 #pragma once
 
 #include "sm90/epilogue/swapped.h"
@@ -29,7 +29,7 @@ class SwappedScaledMainloop {
   template <int kRows>
   using Products = decltype(cute::partition_fragment_C(
       Mma<kRows>{}, cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>>{}));
-  // One thread's.
+  // One thread's sums of a tile of at most kRows rows.
   template <int kRows>
   using Sums = float[kColumnsPerConsumer * kRows / kWarpgroup];
 
@@ -54,8 +54,8 @@ class SwappedScaledMainloop {
   // Every warp of the consumers reads scales.
   static constexpr int kEmptyArrivals = kConsumers * kWarpgroup / kWarpSize;
 
-  // Multiplies and stores the first kRows rows of a tile; it has no more. Boxes that were not
-  // loaded hold what they held before, and only reach rows of the result that are not stored.
+  // Multiplies and stores a tile of at most kRows rows. Boxes that were not loaded hold old data,
+  // which only reaches rows of the result that are not stored.
   template <int kRows>
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
                                  Stage& stage, int consumer,
@@ -84,7 +84,7 @@ class SwappedScaledMainloop {
       shared.full[stage.stage].wait(stage.phase);
       issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
                    advance(lhs, stage.stage * Config::kLhsBytes), products);
-      // Scales come by another way and often later than the stage.
+      // Scales do not come by TMA, and often come later than the stage.
       shared.scales_full[stage.stage].wait(stage.phase);
       float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
       cute::warpgroup_wait<0>();
@@ -101,15 +101,15 @@ class SwappedScaledMainloop {
                              SmemLayout<Element, kRows>{});
   }
 
-  // A consumer's columns of rhs by all rows of lhs to the tensor cores.
+  // Issues the products of a consumer's columns of rhs with all rows of lhs.
   template <int kRows, class Rhs, class Lhs>
   __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
     Mma<kRows> mma;
     issue_batch(mma, rhs, lhs, true, products);
   }
 
-  // Adds products, scaled, to sums. Element i of a thread's products is in row i / 4 * 8 + thread %
-  // 4 * 2 + i % 2 of the tile.
+  // Scales the products and adds them to the sums. Element i of a thread's products is in row i / 4
+  // * 8 + thread % 4 * 2 + i % 2 of the tile.
   template <class Products, int kSums>
   __device__ static void add(float const* row_scales, float column_scale, Products const& products,
                              float (&sums)[kSums]) {

@@ -1,9 +1,9 @@
 // The compile-time configuration of FP8 kernels for groups of few rows, and their shared memory.
 //
-// For such a group a kernel reads almost only weights, and takes as long as reading them. The
-// weights' columns are on the M side of WGMMA, which comes in 64, and the rows are on its N side,
-// which comes in 8: the product is transposed. Few rows then take little shared memory and few
-// registers, which leaves room for more weights in flight. Tiles are small, so that all
+// For such groups a kernel reads almost nothing but weights, and takes as long as reading them
+// takes. The weights' columns are on the M side of WGMMA, which comes in 64, and the rows are on
+// its N side, which comes in 8: the product is transposed. Few rows then take little shared memory
+// and few registers, which leaves room for more weights in flight. Tiles are small, so that all
 // multiprocessors end at about the same time. Blocks are not in clusters, because the blocks of a
 // cluster would wait for each other.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace jgg::sm90 {
 
-constexpr int kSwappedBlocks = 3;           // that share a multiprocessor
+constexpr int kSwappedBlocks = 3;           // blocks that share a multiprocessor
 constexpr int kWorkReserve = 1024;          // the ring of work tiles and its barriers
-constexpr int kMultiprocessor = 228 << 10;  // of shared memory
-constexpr int kSystemReserve = 1 << 10;     // of it, for each block
+constexpr int kMultiprocessor = 228 << 10;  // its bytes of shared memory
+constexpr int kSystemReserve = 1 << 10;     // of these, what the system takes for a block
 
 // A tile has at most kTileM rows and kTileN columns.
 template <class Lhs_, class Rhs_, int kTileM_, int kTileN_>
@@ -30,7 +30,7 @@ struct SwappedScaledConfig {
   static_assert(kTileK == kScaleBlock);
   static_assert(kTileN == kConsumers * kColumnsPerConsumer);
 
-  // Rows are loaded, multiplied and stored in as many boxes as the group has.
+  // Rows are loaded and stored in boxes, and only in the boxes that have rows of the group.
   static constexpr int kBoxRows = 8;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;
   static constexpr int kLhsBoxRows = kBoxRows;
@@ -46,7 +46,7 @@ struct SwappedScaledConfig {
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
-  // Through which a consumer's results leave.
+  // The bytes of shared memory through which a consumer stores its results.
   static constexpr int kSubtileBytes = kTileM * kRowBytes;
 
   static constexpr int kSharedMemory = kMultiprocessor / kSwappedBlocks - kSystemReserve;

@@ -49,7 +49,7 @@ class SwappedSplitMainloop {
   __device__ static void bring_rows(Params const& params, WorkTile const& work, Shared& shared,
                                     Stage& stage) {
     RowLoader<Config> const rows(Problem::lhs_at(params, work), rows_of<Config>(work), params.k);
-    // The next step is on its way while one is stored: a step takes less time than a load.
+    // Load the next step while this one is stored, because a load takes longer than a step.
     auto next = rows.load(0);
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       auto const step = next;
@@ -61,8 +61,9 @@ class SwappedSplitMainloop {
     }
   }
 
-  // sums = the product of the tile, columns by rows. The tensor cores truncate what they add up,
-  // so each step starts from zero and is added by ordinary, rounded additions.
+  // Adds the product of the tile, columns by rows, to the sums. The tensor cores truncate what they
+  // add up. Each step therefore starts from zero, and its products are added by ordinary, rounded
+  // additions.
   template <int kRows>
   __device__ static void multiply(WorkTile const& work, Shared& shared, Stage& stage, int consumer,
                                   Sums<kRows>& sums) {
@@ -93,7 +94,7 @@ class SwappedSplitMainloop {
   }
 
  private:
-  // Descriptors of the first part of rows in the first stage.
+  // Returns the descriptors of the first part of rows in the first stage.
   template <int kRows>
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;
@@ -105,7 +106,8 @@ class SwappedSplitMainloop {
     return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
   }
 
-  // All products of parts for 16 elements of K whose orders add up to less than kParts.
+  // Issues the products of all parts whose numbers add up to less than kParts, for 16 elements of
+  // K.
   template <int kRows, class Rows>
   __device__ static void issue(WeightParts<Config::kParts> const& weights, Rows const& rows,
                                int stage, int block, Products<kRows>& products,

@@ -1,11 +1,12 @@
 // The compile-time configuration of float32 kernels for groups of few rows, and their shared
 // memory.
 //
-// For such a group a kernel reads almost only weights, and takes as long as reading them. A pass
-// that splits weights into parts first reads and writes them once more, so this kernel splits them
-// on their way from shared memory to the tensor cores. The tensor cores take one operand from
-// registers, the one on the M side. The weights' columns are therefore on the M side and the rows
-// on the N side: the product is transposed. M comes in 64 and N in 8, so few rows then add little.
+// For such groups a kernel reads almost nothing but weights, and takes as long as reading them
+// takes. An earlier pass that splits weights into parts would read and write them once more, so
+// this kernel splits them on their way from shared memory to the tensor cores. The tensor cores
+// take one operand from registers, the one on the M side. The weights' columns are therefore on the
+// M side and the rows on the N side: the product is transposed. M comes in 64 and N in 8, so few
+// rows then add little.
 #pragma once
 
 #include "sm90/barrier.h"
@@ -15,10 +16,10 @@
 
 namespace jgg::sm90 {
 
-constexpr int kMmaK = 16;  // its K
+constexpr int kMmaK = 16;  // K of one WGMMA
 constexpr int kBoxColumns = kRowBytes / sizeof(float);
 
-constexpr int kRowThreads = kWarpgroup;  // that bring rows
+constexpr int kRowThreads = kWarpgroup;  // threads that bring rows
 
 // A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
 // dimension (K) or along their columns (MN).
@@ -53,9 +54,9 @@ struct SwappedSplitStorage {
   alignas(8) Barrier work_empty[kWorkStages];
 };
 
-// The first of a lane's two columns among the 16 of its warp, which WGMMA takes for row lane / 4 of
-// its M side; the other is 8 further on in both. In this order eight neighbouring lanes find what
-// they read at once in all banks.
+// Returns the first of a lane's two columns among the 16 columns of its warp. It is row lane / 4 of
+// WGMMA's M side. The lane's other column is 8 columns further on, and 8 rows further on the M
+// side. In this order, eight neighbouring lanes read from different banks of shared memory.
 __device__ inline int column_of_lane() {
   int const row = threadIdx.x % kWarpSize / 4;
   return row / 2 + row % 2 * 4;

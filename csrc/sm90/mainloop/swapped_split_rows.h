@@ -8,15 +8,16 @@
 
 namespace jgg::sm90 {
 
-// The work of one thread that does this.
+// Loads and splits one thread's elements of rows.
 //
-// WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
-// its K (t = thread % 4). If weights are contiguous along K, a thread loads four neighbours at once
-// instead, and rows are put in the same order: the sum has the same terms.
+// WGMMA expects that a thread's four weights are elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the
+// 16 elements of K, where t = thread % 4. If weights are contiguous along K, a thread loads four
+// neighbouring weights at once instead. Rows are then stored in the same order, so the sum has the
+// same terms.
 template <class Config>
 class RowLoader {
  public:
-  // `rows` of a tile's rows are there.
+  // `rows` is how many of the tile's rows exist.
   __device__ RowLoader(float const* first_row, int rows, int k)
       : from_(first_row + int64_t(first()) * k + column()), rows_(rows), k_(k) {}
 
@@ -40,7 +41,8 @@ class RowLoader {
     return step;
   }
 
-  // Leaves them in shared memory, where WGMMA finds them once all threads have said so.
+  // Stores the parts of a step in shared memory. WGMMA may read them once all warps have arrived at
+  // `rows_full`.
   __device__ void store(Step const& step,
                         uint8_t (&parts)[Config::kParts][Config::kPartBytes]) const {
 #pragma unroll
@@ -56,7 +58,7 @@ class RowLoader {
         uint8_t* const to = parts[part] + row * kRowBytes;
         auto const piece = [&](int number) { return to + (number ^ row % 8) * 16; };
         if constexpr (Config::kAlongK) {
-          // Quad t of a block of 16 elements: its halves become those of two pieces.
+          // The two halves of a quad go to two pieces.
           int const number = quad() / 4 * 2, byte = quad() % 4 * 4;
           *reinterpret_cast<uint32_t*>(piece(number) + byte) = low[part];
           *reinterpret_cast<uint32_t*>(piece(number + 1) + byte) = high[part];
@@ -65,7 +67,7 @@ class RowLoader {
         }
       }
     }
-    // WGMMA reads by another way.
+    // WGMMA reads the parts through the async proxy.
     fence_async_proxy();
   }
 
@@ -74,7 +76,7 @@ class RowLoader {
   static constexpr int kRowsAtOnce = kRowThreads / kQuads;
   static constexpr int kOwnRows = Config::kTileM / kRowsAtOnce;
 
-  // Place of this thread's elements in a row, and its first row.
+  // The place of this thread's elements in a row, and the thread's first row.
   __device__ static int quad() { return threadIdx.x % kQuads; }
   __device__ static int column() { return quad() * 4; }
   __device__ static int first() { return threadIdx.x % kRowThreads / kQuads; }

@@ -6,8 +6,8 @@
 
 namespace jgg::sm90 {
 
-// A thread's weights for one WGMMA, 16 columns a warp: of two columns the four elements of K that
-// rows.h says.
+// A thread's weights for one WGMMA: four elements of K of each of two columns. A warp has 16
+// columns. swapped_split_rows.h says which elements these are.
 struct Weights {
   float4 of_column[2];
 };
@@ -39,7 +39,7 @@ __device__ __forceinline__ Weights read_weights(uint8_t const* stage, int consum
   return weights;
 }
 
-// Their parts, in the order of WGMMA's registers.
+// The parts of a thread's weights, in the order of WGMMA's registers.
 template <int kParts>
 struct WeightParts {
   uint32_t part[kParts][4];

@@ -6,9 +6,10 @@
 
 namespace jgg::sm90 {
 
-// A narrow tile on the diagonal multiplies rows by themselves: its lhs is its rhs, which is half of
-// what a stage has room for. So a stage holds two steps of it, one in each box of the rhs. The
-// steps of a stage then take as long as those of a full tile, and as many bytes are under way.
+// A narrow tile on the diagonal multiplies rows by themselves, so its lhs is its rhs. A step of it
+// is half of the rhs that a stage has room for. A stage therefore holds two of its steps, one in
+// each box of the rhs. Multiplying a stage then takes as long as in a full tile, and as many bytes
+// are under way.
 template <class Problem>
 class TriangularMainloop : public CooperativeMainloop<Problem> {
   using Base = CooperativeMainloop<Problem>;
@@ -60,7 +61,7 @@ class TriangularMainloop : public CooperativeMainloop<Problem> {
     auto const first_lhs =
         advance(Base::lhs_descriptors(mma, shared, consumer), Config::kStages * Config::kLhsBytes);
     auto const first_rhs = Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared);
-    // In a rank-2k update the boxes hold B and A.
+    // In a rank-2k update the two boxes hold B and A.
     int const other_box = params.two_products ? Config::kRhsBoxBytes : 0;
     Stage finished = stage;
     for (int step = 0; step < work.k_tiles; ++step) {

@@ -1,8 +1,7 @@
-// FP8 kernels whose rows of lhs lie anywhere in memory (gather.h): who loads these rows and their
-// scales.
+// Loads rows of lhs that lie anywhere in memory (gather.h), and their scales, in FP8 kernels.
 //
-// Clusters share weights, as in kernels that do not gather: a step waits for loads from L2, and
-// sharing rows instead would load a quarter more. Each CTA therefore loads all 128 of its rows,
+// Clusters share weights, as in kernels that do not gather, because a step waits for loads from L2,
+// and sharing rows instead would load a quarter more. Each CTA therefore loads all 128 of its rows,
 // which are more boxes than two warps can issue in time. Three warps load rows: the two that bring
 // scales load 48 rows each, and the warp that loads weights loads 32.
 #pragma once
@@ -20,10 +19,11 @@ struct GatheringStorage : Storage {
 };
 
 // Warp i of those that load scales also loads this many rows of a tile's second half, from row 64 +
-// 32 i on. The warp that loads weights loads as many that follow.
+// 32 i on. After the rows of each of these warps, the warp that loads weights loads the same number
+// of rows.
 constexpr int kRowsBesideScales = kWarpSize / 2;
 
-// Rows from `first` on of a stage, by one thread.
+// Loads kRows rows of a stage from row `first` on. One thread calls it.
 template <class Problem, int kRows, class Shared, class Stage>
 __device__ __forceinline__ void load_rows_of_stage(typename Problem::Params const& params,
                                                    Shared& shared, Stage const& at, int first,
@@ -36,13 +36,13 @@ __device__ __forceinline__ void load_rows_of_stage(typename Problem::Params cons
                               step * Problem::Config::kTileK);
 }
 
-// Does a tile have rows of its second half? If not, those are not waited for.
+// Returns whether a tile has rows in its second half. If not, these are not loaded.
 template <class Problem>
 __device__ bool has_both_halves(typename Problem::Params const& params, WorkTile const& work) {
   return Problem::rows_left(params, work) > kRowsPerConsumer;
 }
 
-// The warp that loads weights.
+// Loads the weights of a tile and some of its rows.
 template <class Problem, class Shared, class Stage>
 __device__ void load_weights_and_rows(typename Problem::Params const& params, WorkTile const& work,
                                       Shared& shared, Stage& stage, int rank) {
@@ -73,7 +73,7 @@ __device__ void load_weights_and_rows(typename Problem::Params const& params, Wo
   stage += work.k_tiles;
 }
 
-// The warps that bring scales.
+// Loads the scales of a tile and the rest of its rows. Both warps that bring scales call it.
 template <class Problem, class Shared, class Stage>
 __device__ void bring_scales_and_rows(typename Problem::Params const& params, WorkTile const& work,
                                       Shared& shared, Stage& stage) {
@@ -96,7 +96,7 @@ __device__ void bring_scales_and_rows(typename Problem::Params const& params, Wo
   float4 scales[kRows];
 #pragma unroll 1
   for (int step = 0; step < work.k_tiles; ++step, ++stage) {
-    // All that comes from far is asked for before rows are, and waited for afterwards.
+    // Request scales from device memory before rows are loaded, and wait for the scales afterwards.
     if (step % kSteps == 0) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {

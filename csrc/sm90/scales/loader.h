@@ -10,8 +10,8 @@
 namespace jgg::sm90 {
 
 // Two warps copy the scales of each step, as many steps ahead as there are stages. Consumers have
-// no registers to spare for it, and a row's scales need no alignment this way: copies are of one
-// scale each.
+// no registers to spare for this. The scales of a row need no alignment, because each copy is of
+// one scale. Only copy4() copies four, which must be aligned.
 class ScaleLoader {
  public:
   __device__ static void copy(float* to, float const* from) {
@@ -33,11 +33,12 @@ class ScaleLoader {
                  : "memory");
   }
 
-  // Every thread arrives once all of its copies have.
+  // Every thread arrives once all of its copies are complete.
   __device__ static void arrive(Barrier& barrier) { barrier.arrive_after_copies(); }
   static constexpr int kArrivals = kScaleThreads;
 
-  // Scales of kTileM rows. Rows past the last one have none and take its.
+  // Copies the scales of kTileM rows. Rows past `last_row` have no scales and get the scale of
+  // `last_row`.
   template <int kTileM>
   __device__ static void copy_rows(RowScales const& scales, float const* block, int row,
                                    int last_row, float* to) {

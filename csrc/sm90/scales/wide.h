@@ -1,4 +1,4 @@
-// Loads the scales of a tile if they lie in memory row by row: those of four steps at a time.
+// Loads the scales of a tile if they lie in memory row by row, four steps at a time.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,15 @@
 
 namespace jgg::sm90 {
 
-// An index that is not known when compiling would put the four into local memory.
+// Returns one of four scales. An index that is not known at compile time would put them into local
+// memory.
 __device__ inline float of_step(float4 const& scales, int step) {
   float const low = step == 0 ? scales.x : scales.y, high = step == 2 ? scales.z : scales.w;
   return step < 2 ? low : high;
 }
 
-// If the scales of a row are contiguous, those of one step are far apart, each in another line of
-// L1. Fetching the scales of a step keeps L1 busy for as many cycles as the tile has rows. L1 is
+// If the scales of a row are contiguous, the scales of one step are far apart, each in another line
+// of L1. Fetching the scales of a step keeps L1 busy for as many cycles as the tile has rows. L1 is
 // shared memory, whose bandwidth WGMMA needs. Fetching the scales of four steps at once leaves a
 // quarter of the accesses.
 template <class Config>
@@ -23,7 +24,8 @@ class WideScales {
  public:
   static constexpr int kSteps = 4;
 
-  // Do the scales start at multiples of 16 bytes in every row of either operand?
+  // Returns whether scales can be loaded in this way: in every row of either operand they are
+  // contiguous and start at a multiple of 16 bytes.
   static bool suit(RowScales const& lhs, BlockScales const& rhs) {
     auto const aligned = [](float const* data) {
       return reinterpret_cast<uintptr_t>(data) % (kSteps * sizeof(float)) == 0;
@@ -36,9 +38,9 @@ class WideScales {
     return lhs_suits && rhs_suits;
   }
 
-  // `lhs` is where the scales of the tile's first row are, of the first step. Rows past the last
-  // one have none and take its. `rhs` is where those of this thread's block of columns are, of step
-  // 0, if it has one and there are any.
+  // `lhs` points to the scale of the tile's first row for step `first_step`. Rows past `last_row`
+  // have no scales and get those of `last_row`. `rhs` points to the scale of this thread's block of
+  // columns for step 0, or is null if the thread has no block or rhs has no scales.
   __device__ WideScales(float const* lhs, int stride, int last_row, float const* rhs,
                         bool rhs_has_steps, int first_step)
       : next_columns_(rhs && rhs_has_steps ? rhs + first_step : nullptr) {
@@ -78,7 +80,7 @@ class WideScales {
     return scales;
   }
 
-  float const* next_rows_[kRows];  // every kScaleThreads-th from this thread's on
+  float const* next_rows_[kRows];  // every kScaleThreads-th row from this thread's first row on
   float const* next_columns_;
   float4 rows_[kRows];
   float4 columns_;

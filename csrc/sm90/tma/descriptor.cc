@@ -7,8 +7,8 @@
 namespace jgg::sm90 {
 namespace {
 
-// Fetched from the CUDA driver at run time, so that nothing here links against the driver and the
-// extension can be imported on a machine without one.
+// Fetches the function from the CUDA driver at run time, so that nothing here links against the
+// driver and the extension can be imported on a machine without a driver.
 PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
   static PFN_cuTensorMapEncodeTiled_v12000 const function = [] {
     void* symbol = nullptr;

@@ -10,7 +10,7 @@
 
 namespace jgg::sm90 {
 
-// How much of a row L2 reads at least when a load misses: boxes are 128 bytes wide.
+// How much of a row L2 reads at least when a load misses. Boxes are 128 bytes wide.
 using Fetch = CUtensorMapL2promotion;
 constexpr Fetch kFetchBox = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr Fetch kFetchTwoBoxes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
@@ -23,37 +23,38 @@ struct TensorView {
   int box_bytes = 128;  // of columns: 128, or 64 for stores
 };
 
-// Rows past which a ragged descriptor cannot count: the extent of its shifted row dimension.
+// The extent of the shifted row dimension of a ragged descriptor. No group may have more rows.
 constexpr int kRaggedRows = 1 << 30;
 
 // Boxes are 128 bytes wide unless a tensor says otherwise, one swizzled row of shared memory.
 // Elements outside an array read as zero and are not written.
 
-// [outer, rows, columns], row-major. A box of `box_rows` rows is found at {column, row, outer}.
+// Describes a row-major array [outer, rows, columns]. A box of `box_rows` rows is at {column, row,
+// outer}.
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows);
 
-// Describes the array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0,
-// row, slab, outer}. The columns are a multiple of a slab's.
+// Describes the array in slabs of 128 bytes of columns. A box of `box_slabs` slabs is at {0, row,
+// slab, outer}. `columns` is a multiple of the columns of a slab.
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows, int box_slabs);
 
-// [rows, columns], row-major, in boxes of one row, found at {column, row}.
+// Describes a row-major array [rows, columns] in boxes of one row. A box is at {column, row}.
 cudaError_t encode_rows(CUtensorMap* descriptor, TensorView tensor, int64_t rows, int64_t columns);
 
-// [rows, columns] for loads that end with a group. Row r of the group that ends before row `end`
-// and has `extent` rows is read at {column, kRaggedRows - extent + r, kRaggedRows, end}: past the
-// extent, the second coordinate leaves its dimension and the hardware fills in zeros; inside it,
-// the strides of the second and third dimension add up to 2^64 / kRaggedRows, so their offsets
-// cancel modulo 2^64.
+// Describes an array [rows, columns] for loads that end with a group. Row r of the group that ends
+// before row `end` and has `extent` rows is read at {column, kRaggedRows - extent + r, kRaggedRows,
+// end}. Past the extent, the second coordinate leaves its dimension and the hardware fills in
+// zeros. Inside the extent, the strides of the second and third dimension add up to 2^64 /
+// kRaggedRows, so their offsets cancel modulo 2^64.
 cudaError_t encode_ragged_load(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                int box_rows);
 
-// Describes a ragged load in slabs: the slab is a fifth coordinate and the column is 0.
+// Describes a ragged load in slabs. The slab is a fifth coordinate, and the column is 0.
 cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                      int box_rows, int box_slabs);
 
-// [rows, columns] for stores that end with a group: the same idea with the base address shifted
+// Describes an array [rows, columns] for stores that end with a group. The base address is shifted
 // down by `shift` rows, which a store, unlike a load, never touches. Row r is written at {column,
 // shift - extent + r, end}. `shift` is at least the number of rows of any group.
 cudaError_t encode_ragged_store(CUtensorMap* descriptor, TensorView tensor, int64_t columns,

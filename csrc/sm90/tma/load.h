@@ -12,7 +12,7 @@ namespace jgg::sm90 {
 // The L2 eviction policy of an operand.
 enum class LoadHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-  // It makes room for others first: for what is not read again.
+  // For data that is not read again: it is evicted before other data.
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
 
@@ -25,8 +25,8 @@ class BoxLoader {
   // A loader with another L2 policy.
   __device__ BoxLoader with(LoadHint hint) const { return {barrier_, rank_, hint}; }
 
-  // Loads box number `box` of an operand tile. If the cluster shares the operand, the boxes are
-  // dealt out to its CTAs and each goes to the same place in the shared memory of all of them.
+  // Loads box number `box` of an operand tile. If the cluster shares the operand, its CTAs take
+  // turns to load boxes, and each box goes to the same place in the shared memory of all CTAs.
   template <class... Coordinates>
   __device__ void load(CUtensorMap const& descriptor, void* destination, int box, bool shared,
                        Coordinates... coordinates) const {
@@ -50,10 +50,10 @@ class BoxLoader {
   uint64_t hint_;
 };
 
-// Loads a box of one row to the same place in the `kCtas` first CTAs of the cluster, or only into
-// this CTA. Coordinates and addresses take only four uniform registers, because such boxes wait for
-// the registers of the next box to be free: with a third coordinate and a hint to L2 each box took
-// 50 cycles.
+// Loads a box of one row to the same place in the first `kCtas` CTAs of the cluster, or only into
+// this CTA if kCtas is 1. Coordinates and addresses take only four uniform registers, because the
+// next box is not issued before its registers are free. With a third coordinate and a hint to L2,
+// each box took 50 cycles.
 template <int kCtas>
 __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
                                          uint32_t to, int column, int row) {

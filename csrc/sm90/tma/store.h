@@ -11,8 +11,8 @@ namespace jgg::sm90 {
 // The L2 eviction policy of a result.
 enum class StoreHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-  // It leaves as soon as room is needed. Where results are most of the traffic that is up to 8 %
-  // faster; where products take longer than results, it costs up to 5 %.
+  // The result leaves L2 as soon as room is needed. This is up to 8 % faster if results are most of
+  // the traffic, and up to 5 % slower if products take longer than results.
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
 
@@ -23,8 +23,9 @@ struct StoreCoordinates {
   int outer;
 };
 
-// A launch with two results has their descriptors one after the other. The outer coordinate says
-// which one a tile belongs to: in_second() turns it into that of the second result, and back.
+// A launch with two results has two descriptors, one after the other. The outer coordinate says
+// which result a tile belongs to: in_second() turns the coordinate of the first result into that of
+// the second, and back.
 __device__ inline int in_second(int outer) { return ~outer; }
 __device__ inline bool is_in_second(int outer) { return outer < 0; }
 

@@ -1,4 +1,4 @@
-"""The parts of `tests.gpu.sanitizer_smoke`; each returns how many kernels it launched."""
+"""The parts of `tests.gpu.sanitizer_smoke`. Each returns how many kernels it launched."""
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [

@@ -52,12 +52,12 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
 
 
 def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
-    """Every compiled configuration of the FP8 products; returns the number of launches."""
+    """Runs every compiled configuration of the FP8 products; returns the number of launches."""
     offset = np.zeros(1, np.int32)
     options = dict(preferred_element_type=np.dtype(jnp.bfloat16), implementation="cuda")
     forward = dict(transpose_rhs=True, **IN_BLOCKS)
     launches = 0
-    for k in (K, 496):  # whose scales are read one at a time, and four
+    for k in (K, 496):  # scales are read one step at a time, or four steps at a time
         lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
@@ -78,7 +78,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
 
 
 def rows_of_tokens(rng: np.random.Generator) -> int:
-    """Tokens quantised on rows, some of which name no token; returns the number of launches."""
+    """Quantises tokens for rows, some of which have no token; returns the number of launches."""
     widths = 1, K, 496
     for width in widths:
         x = random(rng, (61, width), jnp.bfloat16)
@@ -102,7 +102,7 @@ def fp8(rng: np.random.Generator) -> int:
 
 
 def fp8_mlps(rng: np.random.Generator) -> int:
-    """The elementwise steps by themselves, off their blocks, and a layer with its gradients."""
+    """Runs the elementwise steps alone, also with partial blocks, and layers with gradients."""
     launches = 0
     for activation, (rows, columns) in product(
         ("silu", "swiglu_oai"), ((1, 128), (129, 200), (65, 203), (300, 256))

@@ -26,7 +26,7 @@ from tests.support.ops import (
 
 
 def expert_mlps(rng: np.random.Generator) -> int:
-    """The gradients with tiles of either width, and those of weights with rows of tokens too."""
+    """Runs gradients with tiles of either width, and weight gradients also with rows of tokens."""
     launches = 0
     for (weighted, hidden), activation in product(
         ((False, N), (True, 200)), ("silu", "swiglu_oai", "gelu")
@@ -53,7 +53,7 @@ def expert_mlps(rng: np.random.Generator) -> int:
 
 
 def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
-    """Both tiles of the forward kernels, with biases, gathered rows and weights or without."""
+    """Runs both tiles of forward kernels, with and without biases, gathered rows and weights."""
     launches = 0
     for tile in (FEW_ROWS_TILE, DEFAULT_TILE):
         for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
@@ -67,7 +67,7 @@ def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
 
 
 def packed_weights(rng: np.random.Generator) -> int:
-    """Products of packed weights by either kernel, and weights that are unpacked."""
+    """Multiplies packed weights with either kernel, and unpacks weights."""
     launches = 0
     for format in ("mxfp4", "int4", "int8"):
         q = jgg.quantize(jnp.asarray(rng.standard_normal((4, 200, 136)), jnp.float32), format)
@@ -86,7 +86,7 @@ def packed_weights(rng: np.random.Generator) -> int:
 
 
 def rows(rng: np.random.Generator) -> int:
-    """Sorts in one launch and in two, and every move, in vectors and element by element."""
+    """Sorts in one launch and in two, and moves rows in vectors and element by element."""
     launches = 0
     for pairs, experts in ((1, 1), (700, 24), (9001, 24), (9001, 4096)):
         values = rng.integers(-2, experts + 2, pairs).astype(np.int32)

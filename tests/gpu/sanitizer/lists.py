@@ -38,7 +38,7 @@ def symmetric_updates(rng) -> int:
 
 
 def short_updates(rng) -> int:
-    """Updates of fewer steps than stages, as many, and more.
+    """Runs updates of fewer steps than stages, of as many, and of more.
 
     A thread block may end before the other one of its cluster, which must then neither copy to it
     nor arrive at its barriers (`csrc/sm90/mainloop/fine.h`).
@@ -76,7 +76,7 @@ def lists_of_products(rng) -> int:
 
 
 def symmetric_products(rng) -> int:
-    """Products of one triangle, diagonals, and factors that are added as they are."""
+    """Computes one triangle of products, which add diagonals, C or their own first factor."""
     forms = list(product((SYRK, SYR2K, SYMM), (False, True), ("lower", "upper"), (False, True)))
     for update, transpose, uplo, own in forms:
         symmetric_product(rng, update, (3, N, N), jnp.bfloat16, transpose, uplo, own)
@@ -84,7 +84,7 @@ def symmetric_products(rng) -> int:
 
 
 def float32_symmetric_products(rng) -> int:
-    """In a part of their own, with short sums: racecheck needs minutes for six products a step."""
+    """Computes short sums in a separate part: racecheck needs minutes for six products a step."""
     forms = list(product((SYRK, SYR2K, SYMM), (False, True)))
     for update, transpose in forms:
         symmetric_product(rng, update, (1, N, 72), jnp.float32, transpose, "lower", False)
@@ -111,7 +111,7 @@ def symmetric_product(rng, update, shape, dtype, transpose, uplo, own) -> None:
 
 
 def float32_updates(rng) -> int:
-    """Both precisions, with rows that have to be padded and rows that need not."""
+    """Runs both precisions, with rows that need padding and rows that do not."""
     launches = 0
     for update, transpose, precision in product((SYRK, SYR2K), (False, True), PRODUCT_ERROR):
         for (n, k), uplo in (((N, K), "lower"), ((197, 53), "upper")):
@@ -136,7 +136,7 @@ def float32_updates(rng) -> int:
 
 
 def float32_lists_of_products(rng) -> int:
-    """Both precisions and tiles of either size."""
+    """Multiplies lists in both precisions, with tiles of either size."""
     launches = 0
     shapes = [(M, K, N), (8, 8, 8), (3, 72, 200, 40), (64, 520, 264), (24, 0, 8), (37, 51, 29)]
     for transpose_lhs, transpose_rhs in product((False, True), (False, True)):
@@ -158,7 +158,7 @@ def float32_lists_of_products(rng) -> int:
 
 
 def fp64_updates(rng) -> int:
-    """Odd sizes, so that no copy may be wider than an element."""
+    """Runs updates of odd sizes, so that no copy may be wider than an element."""
     launches = 0
     n, k = 197, 53
     for update, transpose, uplo in product(UPDATES, (False, True), ("lower", "upper")):
@@ -178,7 +178,7 @@ def fp64_updates(rng) -> int:
 
 
 def fp64_lists_of_products(rng) -> int:
-    """Odd sizes, which are copied element by element, even ones, and more than a launch takes."""
+    """Multiplies lists of odd sizes, which are copied element by element, and of even sizes."""
     launches = 0
     odd = [(197, 53, 131), (1, 1, 1), (3, 65, 17, 7), (24, 0, 8), (130, 2, 1, 3)]
     even = [(198, 52, 130), (2, 64, 136, 66)]
