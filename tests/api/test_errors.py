@@ -264,7 +264,7 @@ def test_no_dtype_at_all(name, function):
     ids=lambda function: function.func.__name__,
 )
 def test_beta_without_c(function, beta):
-    with pytest.raises(ValueError, match="beta scales c, which is None.*got beta="):
+    with pytest.raises(ValueError, match="beta must be zero if c is None.*got beta="):
         function(beta=beta)
     function(beta=0)
 

@@ -223,7 +223,7 @@ class TestAuto:
     [
         (dict(method="fast"), "method must be one of.*fast"),
         (dict(method="gram", dtype=jnp.bfloat16), "gram.*float16"),
-        (dict(method="gram", restarts=()), "5 steps in a row, of which float16 bears 3"),
+        (dict(method="gram", restarts=()), "5 steps in a row, but float16 allows at most 3"),
         (dict(method="gram", restarts=(4,)), "4 steps in a row"),
         (dict(method="gram", restarts=(2, 2)), "restarts must be rising"),
         (dict(method="gram", restarts=(2, 5)), "restarts must be rising"),

@@ -248,12 +248,12 @@ def test_reasons():
     sizes = jax.export.symbolic_shape("t")
     for change, reason in (
         (dict(implementation="xla"), "implementation='xla' was asked for"),
-        (dict(tokens=65), "more than 128 pairs, or than 512 experts"),
-        (dict(experts=513), "more than 128 pairs, or than 512 experts"),
+        (dict(tokens=65), "more than 128 pairs, or more than 512 experts"),
+        (dict(experts=513), "more than 128 pairs, or more than 512 experts"),
         (dict(tokens=sizes[0]), "sizes are unknown, or zero"),
         (dict(tokens=0), "sizes are unknown, or zero"),
-        (dict(tokens=17, experts=4), "groups of so many rows have another kernel"),
-        (dict(tokens=17, experts=4, format="int8"), "groups of so many rows have another kernel"),
+        (dict(tokens=17, experts=4), "groups of this many rows have another kernel"),
+        (dict(tokens=17, experts=4, format="int8"), "groups of this many rows have another kernel"),
         (dict(dtype=F32), "operands of bfloat16, got bfloat16 and float32"),
         (dict(hidden=388), "rows of wi_0 [32, 256, 388] are not a multiple of 16 bytes"),
         (dict(joined=True, hidden=388), "rows of the hidden layer are not a multiple of 16 bytes"),

@@ -59,7 +59,7 @@ def expert_parallel_mlp(
     quantized: QuantizedMlp | None = None,
     batch_invariant: bool = False,
 ) -> tuple[jax.Array, ExpertParallelStats]:
-    """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
+    """Computes `moe.dropless_mlp` with the experts divided among the devices of a mesh.
 
     Call it inside `jax.shard_map`, on each of N devices along `expert_axis`:
 
@@ -84,8 +84,8 @@ def expert_parallel_mlp(
     Args:
       x: this device's tokens [..., D]. All devices have the same number of tokens.
       routing: the result of `moe.route` for these tokens, on logits [..., E] of all E experts.
-      wi_0, wi_1: this device's experts [E/N, D, F]; without `wi_1` (None) a hidden layer is
-        act(x wi_0). With `tensor_axis` F is this device's slice.
+      wi_0, wi_1: this device's experts [E/N, D, F]. If `wi_1` is None, a hidden layer is
+        activation(x wi_0). With `tensor_axis`, F is the size of this device's slice.
       wo: [E/N, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`, see
         `moe.dropless_mlp`.
       expert_axis: the mesh axis, or axes, along which experts are divided, in order.
@@ -96,19 +96,19 @@ def expert_parallel_mlp(
         default runs this collective in one process only. On other platforms, and under
         `jax.vmap(spmd_axis_name=...)`, a reference that gathers takes its place. Under that `vmap`,
         "auto" is "all_gather".
-      chunks: into how many parts tokens are divided. The layer computes one part after the other.
-        The buffers for the worst case become smaller by this factor, but matrices are read, and
-        their gradients added, once for each chunk. "auto" is one chunk, which is fastest.
+      chunks: the number of parts into which tokens are divided. The layer computes one part after
+        the other. The buffers for the worst case become smaller by this factor, but matrices are
+        read, and their gradients added, once for each chunk. "auto" is one chunk, which is fastest.
       buffer_factor: None drops nothing. A number is the room for rows on a device, as a multiple of
         the rows of balanced experts. Rows beyond it are dropped and counted in `overflow`. A device
         drops the rows of its last experts first, and an expert drops the rows of its last tokens.
         With "all_gather" the tokens of all devices are in the order of the devices. If `combine` is
         "ppermute", a device's own tokens come first instead.
       combine: how partial results travel to the device that adds them up. "all_to_all" is one
-        collective, "ppermute" is one for every other device. Sums are in float32 at least, in a
-        fixed order, and rounded once. The layer gathers tokens by the transpose of this collective,
-        so that in the backward pass the collective itself adds up the gradients of tokens. "auto"
-        is "ppermute" for two devices and with `overlap`, and "all_to_all" otherwise.
+        collective, "ppermute" one collective for each other device. Sums are in float32 at least,
+        in a fixed order, and rounded once. The layer gathers tokens by the transpose of this
+        collective, so that in the backward pass the collective itself adds up the gradients of
+        tokens. "auto" is "ppermute" for two devices and with `overlap`, else "all_to_all".
       overlap: whether gradients of tokens travel while weight gradients are computed (True), or
         before that (False). True requires one chunk. "auto" is True for two devices, "ppermute" and
         one chunk. True is faster with copy engines, which `expert_parallel_compiler_options`
@@ -122,8 +122,8 @@ def expert_parallel_mlp(
         rows of balanced experts. It is "x" in all other cases, and always with several chunks or a
         recipe.
       max_sms: the most multiprocessors that products use while gradients of tokens travel, so that
-        NCCL's kernels can use the rest. None sets no limit; use None with copy engines. Products in
-        FP8 have no limit.
+        NCCL's kernels can use the rest. None sets no limit; use None with copy engines. The limit
+        does not apply to products in FP8.
       biases: biases of this device's experts, see `moe.dropless_mlp`. The bias of wo is the same
         on all devices along `tensor_axis`, and is added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
@@ -141,9 +141,9 @@ def expert_parallel_mlp(
         the number of dropped rows. They cost nothing if they are not used.
 
     Raises:
-      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
-        such as E and the number of local experts.
-      ValueError: an axis is not one of the mesh, or an option is invalid; `batch_invariant` is
+      TypeError: an operand is not an array, or shapes or dtypes of the operands do not fit
+        together, such as E and the number of local experts.
+      ValueError: the mesh lacks an axis, or an option is invalid; `batch_invariant` is
         given together with `buffer_factor`, `tensor_axis`, `combine` or the strategy "all_gather",
         or where "ragged_all_to_all" cannot run; or `quantized` is given with `tensor_axis` or
         without a recipe.
@@ -163,7 +163,7 @@ def expert_parallel_mlp(
     if quantized is not None and group.tensor:
         raise ValueError(
             f"{FUNCTION}: quantized must be None with tensor_axis, got {group.tensor}: gate and up "
-            "are one quantised matrix, of which devices have no slices of hidden features"
+            "are quantised as one matrix, which cannot be divided by hidden features"
         )
     check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
     _check_experts(gate.shape[0], routing.logits.shape[-1], group)
@@ -208,19 +208,19 @@ def _schedule(
     top_k: int,
     wanted: Wanted,
 ) -> Schedule:
-    """Returns the options that are asked for, and the fastest choice for all others."""
+    """Returns the options of a layer, with a predicted choice where `wanted` has "auto"."""
     differ = group.tokens == group.experts
     if wanted.strategy == "ragged_all_to_all" and not differ:
         raise ValueError(
-            f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
-            f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
+            f"{FUNCTION}: strategy='ragged_all_to_all' needs tokens that differ along expert_axis "
+            f"and no other axis, but these differ along {group.tokens or 'no axis of the layer'}"
         )
     can_exchange = differ and jax.process_count() == 1 and not is_mapped_over_mesh_axis()
     if wanted.batch_invariant and group.num_slices > 1 and not can_exchange:
         raise ValueError(
-            f"{FUNCTION}: batch_invariant is for rows that travel to their experts, by the "
-            "strategy 'ragged_all_to_all': tokens must differ along expert_axis and only there, on "
-            "GPUs of one process and outside of jax.vmap over a mesh axis"
+            f"{FUNCTION}: batch_invariant needs rows that travel to their experts, by the strategy "
+            "'ragged_all_to_all': tokens must differ along expert_axis and no other axis, on GPUs "
+            "of one process and outside of jax.vmap over a mesh axis"
         )
     shape = prediction.Shape(
         tokens.shape[0],
@@ -249,7 +249,7 @@ def _schedule(
 
 
 def _check_invariant(group: Group) -> None:
-    """Raises a `ValueError` if several devices would sum a token's rows, or in another order."""
+    """Raises a `ValueError` if devices along `tensor_axis` would add up parts of a sum."""
     if group.tensor:
         raise ValueError(
             f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {group.tensor}: "
@@ -268,6 +268,6 @@ def _check_experts(here: int, routed: int, group: Group) -> None:
         axes = ", ".join(group.experts)
         raise TypeError(
             f"{FUNCTION}: the {group.num_slices} devices along {axes} hold {here} experts each, "
-            f"but the router has {routed}; their product must be that, so the number of experts "
-            "must be a multiple of the number of devices"
+            f"but the router has {routed} experts; the devices must hold {routed} together, so the "
+            "number of experts must be a multiple of the number of devices"
         )

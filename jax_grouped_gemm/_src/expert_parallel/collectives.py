@@ -19,9 +19,10 @@ from jax_grouped_gemm._src.expert_parallel.options import Combine
 
 
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
-    """[T, ...] of each device -> [sources * T, ...], by the transpose of what `combine` says.
+    """Gathers x [T, ...] of all sources: [sources * T, ...], the transpose of `scatter`.
 
-    The sources are in the order of the devices. They begin with the device itself for "ppermute".
+    The sources are in the order of the devices. With "ppermute" this order begins with the device
+    itself.
     """
     if not group.tokens:
         return x
@@ -30,16 +31,16 @@ def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
 
 
 def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
-    """Partial results [sources * T, ...] of each device -> their sums [T, ...] for its tokens."""
+    """Adds up partial results [sources * T, ...] for each device's own tokens: [T, ...]."""
     if group.tokens:
         scattered = _scatter_by_shifts if combine == "ppermute" else _scatter
         y = scattered(y, group.tokens)
     return lax.psum(y, group.summed) if group.summed else y
 
 
-# `_scatter` has the steps of `_gather` backwards, so that JAX transposes one into the other; so
-# have the two by shifts. Copies are in float32 at least, so that the sum of their cotangents over
-# devices is, too.
+# `_scatter` has the steps of `_gather` backwards, so that JAX transposes one into the other. The
+# same holds for the functions by shifts. Copies are made in float32 at least, because their
+# transpose is a sum over devices, which needs this precision.
 
 
 def _gather(x: jax.Array, axes: Axes) -> jax.Array:
@@ -72,7 +73,7 @@ def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
 
 @_gather_by_shifts.defjvp
 def _(axes, primals, tangents):
-    # The transpose of the copy would write zeros in the place of other devices' tokens.
+    # Concatenate, because the transpose of an update of slices would also write zeros.
     (x,), (tangent,) = primals, tangents
     return _gather_by_shifts(x, axes), jnp.concatenate(_copies_by_shifts(tangent, axes))
 
@@ -89,9 +90,10 @@ def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
 
 
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
-    """Scatters `make(part)` by shifts, for the part of each source in `of` [sources * T, ...].
+    """Computes `make(part)` for each source's part of `of` [sources * T, ...], and scatters it.
 
-    Parts for other devices are made first, and travel while the device makes its own part.
+    The device computes the parts of other devices first. These travel by shifts while it computes
+    its own part.
     """
     own, *others = jnp.split(of, lax.axis_size(axes))
     parts = []

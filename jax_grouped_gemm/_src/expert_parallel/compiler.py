@@ -26,17 +26,17 @@ def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None
     cannot access each other's memory, and GPUs of other processes, still use NCCL.
 
     Args:
-      devices: a mesh or devices for which a program is compiled; by default those of JAX's default
-        backend.
+      devices: the devices for which a program is compiled, or their mesh. By default they are the
+        devices of JAX's default backend.
 
     Returns:
-      The options; none unless all devices are NVIDIA GPUs.
+      The options, an empty dictionary unless all devices are NVIDIA GPUs.
     """
     return COPY_ENGINES.copy() if _are_gpus(devices) else {}
 
 
 def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
-    """Returns options of `jax.jit` with which GPUs sum gradients while they compute other ones.
+    """Returns options of `jax.jit` with which GPUs sum some gradients while they compute others.
 
     By default XLA runs one collective at a time, so the sums of all gradients come at the end of a
     step, where no computation overlaps with them. With these options each sum starts as soon as its
@@ -47,11 +47,11 @@ def data_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) 
     XLA_FLAGS=--xla_gpu_experimental_parallel_collective_overlap_limit=16 does the same.
 
     Args:
-      devices: a mesh or devices for which a program is compiled; by default those of JAX's default
-        backend.
+      devices: the devices for which a program is compiled, or their mesh. By default they are the
+        devices of JAX's default backend.
 
     Returns:
-      The options; none unless all devices are NVIDIA GPUs.
+      The options, an empty dictionary unless all devices are NVIDIA GPUs.
     """
     return SUMS_IN_FLIGHT.copy() if _are_gpus(devices) else {}
 
@@ -60,5 +60,5 @@ def _are_gpus(devices: Mesh | Iterable[Any] | None) -> bool:
     if isinstance(devices, Mesh):
         devices = devices.devices.flat
     found = jax.devices() if devices is None else list(devices)
-    # The platform has two names: a GPU that is only described, to compile for it, has the other.
+    # A GPU that is described for compiling ahead of time has another platform name than a real one.
     return bool(found) and all(device.platform in ("gpu", "cuda") for device in found)

@@ -21,7 +21,8 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
-"""Updates for each peer, at least: XLA copies each by one thread block, far below link speed."""
+"""The least number of updates for each peer. XLA copies an update with one thread block, far below
+the speed of the link."""
 
 
 class Route(NamedTuple):
@@ -34,7 +35,7 @@ class Route(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """Both directions; each is the transpose of the other."""
+    """The routes of rows to their experts and back; each is the transpose of the other."""
 
     there: Route
     back: Route
@@ -46,7 +47,7 @@ def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
     Args:
       counts: int32 [devices, E], rows of each device for each expert.
       device: int32 scalar, index of this device.
-      num_rows: rows that a device has room for; rows past that are not sent.
+      num_rows: the number of rows that a device has room for. Further rows are not sent.
     """
     devices, num_experts = counts.shape
     here = num_experts // devices
@@ -68,7 +69,7 @@ def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
 
 
 def count_matrix(experts: jax.Array, num_experts: int) -> jax.Array:
-    """Choices [devices, n] -> int32 [devices, E], the number of each device for each expert."""
+    """Counts how often each device chooses each expert: [devices, n] -> int32 [devices, E]."""
     names = jnp.arange(num_experts, dtype=experts.dtype)
     return jnp.sum(experts[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
 
@@ -100,15 +101,15 @@ def exchange(
 ) -> jax.Array:
     """Sends rows [n, D] of this device, and returns the arriving rows [num_rows, D].
 
-    The exchange is linear in the rows: its transpose sends the other way.
+    The exchange is linear in the rows, and its transpose sends cotangents the other way.
 
     Args:
       rows: rows to send.
       ways: the route of the rows, and the route of their cotangents.
       axes: the mesh axes of the devices.
       num_rows: rows of the result.
-      all_arrive: whether nobody reads result rows to which nothing is sent. They are undefined
-        then, and zero otherwise.
+      all_arrive: whether rows of the result to which nothing is sent are undefined, because no
+        caller reads them. If False, they are zero.
     """
     params: dict[str, Any] = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
     varying = varying_axes(rows, *ways.there) | frozenset(axes)
@@ -127,7 +128,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
         empty = lax.empty if all_arrive else jnp.zeros
         # The buffer has the type of the result.
         buffer = vary_over(empty(like.shape, like.dtype), varying)
-        # Under `vmap`, mapped rows need a mapped route. XLA folds this addition.
+        # Under `vmap`, mapped rows need a mapped route: add a mapped zero. XLA folds the addition.
         nothing = sum(jnp.sum(x[:1, :1] != x[:1, :1], dtype=jnp.int32) for x in (rows, buffer)) * 0
         route = (x + nothing for x in route)
         return lax.ragged_all_to_all(rows, buffer, *route, axis_name=axes)
@@ -147,7 +148,7 @@ EXCHANGE.def_abstract_eval(lambda *_, program, **params: program.out_avals[0])
 
 
 def _run(program, *operands):
-    from jax.extend.core import jaxpr_as_fun  # as slow to import as `op.py` says
+    from jax.extend.core import jaxpr_as_fun  # slow to import, see `op.py`
 
     return jaxpr_as_fun(program)(*operands)
 
@@ -183,7 +184,7 @@ batching.primitive_batchers[EXCHANGE] = _batch
 
 
 def _reference(rows: jax.Array, route: tuple, axes: Axes, num_rows: int) -> jax.Array:
-    """Exchanges by collectives that every platform has; rows are zero where nothing arrives."""
+    """Exchanges rows by collectives that every platform has; rows that nobody sends are zero."""
     everyone = lax.all_gather(rows, axes)
     offsets = lax.all_gather(jnp.stack(route[:3]), axes)
     devices = offsets.shape[0]

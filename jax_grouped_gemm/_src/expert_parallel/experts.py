@@ -23,43 +23,47 @@ class LocalExperts(Experts):
 
     @property
     def combines(self) -> bool:
-        """Whether `sums_on_tokens` may be called; it also reads gradients of sums in place."""
+        """Whether `sums_on_tokens` may be called, which also reads the sums' gradients in place."""
         return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
     def sums_on_tokens(
         self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, sources: int
     ) -> jax.Array:
-        """Tokens [T, D] of `sources` devices and weights [m] -> sums of tokens' rows: [T, D]."""
-        # Rows that no expert owns are zero in results, and need not be added up. They still name a
-        # token, because products skip them anyway, and loading rows without a token is slow.
+        """Computes the MLPs of tokens [T, D] of `sources` devices, with row weights [m].
+
+        Returns:
+          The sum of each token's rows, [T, D].
+        """
+        # Do not add up rows that no expert owns, because they are zero. In `token_of_row` they
+        # still name a token: loading rows without a token is slow, and products skip these rows.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows, sources)
         return self.mlp(rows, weights, pairs.groups, combines=True)
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D]; the first `pairs.valid_rows` are valid."""
+        """Computes rows [m, D], of which `pairs.valid_rows` are valid, from tokens [T, D]."""
         rows = Rows(x, pairs.token_of_row, pairs.inverse, self._count(pairs))
         if self.takes_tokens(rows, weights, pairs.groups):
             return self.mlp(rows, weights, pairs.groups)
         return self.on_rows(self.copy(x, pairs), weights, pairs.groups)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
-        """Tokens [T, D] -> rows [m, D], sorted by expert."""
+        """Copies tokens [T, D] to rows [m, D], sorted by expert."""
         options = dict(inverse=pairs.inverse, implementation=self.of_rows)
         return gather_rows(x, pairs.token_of_row, self._count(pairs), **options)
 
     def add_up(self, rows: jax.Array, pairs: LocalPairs) -> jax.Array:
-        """Rows [m, D] -> the sum of each token's rows: [T, D]."""
+        """Adds up the rows [m, D] of each token: [T, D]."""
         options = dict(count=self._count(pairs), implementation=self.of_rows)
         return combine(rows, pairs.inverse, order=pairs.pair_of_row, **options)
 
     def _count(self, pairs: LocalPairs) -> jax.Array | None:
-        """Returns the row past which nothing is moved, or None. Rows that no expert owns are zero
-        where they come back, so moving them does no harm."""
+        """Returns the number of rows to move, or None to move all rows. Rows that no expert owns
+        are zero when they come back, so moving them does no harm."""
         return None if self.reads_every_row else pairs.valid_rows
 
 
 def weights_of_rows(weights: jax.Array, pairs: LocalPairs) -> jax.Array:
-    """Router weights [T, k] -> [m], zero for rows that belong to no pair."""
+    """Returns the rows' router weights [m] from [T, k], zero for rows that belong to no pair."""
     rows = permute_rows(weights.reshape(-1), pairs.order, pairs.inverse.reshape(-1))
     return jnp.where(pairs.valid, rows[: pairs.num_rows], 0)

@@ -24,12 +24,12 @@ _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_option
 
 @dataclasses.dataclass(frozen=True)
 class ExpertParallelExplanation:
-    """The choices that were compared; `str()` for reading.
+    """The compared ways to compute a layer. `str()` describes them.
 
     Attributes:
       shape: the sizes of the layer on one device.
-      chosen: the choice of `expert_parallel_mlp`.
-      others: the best choice of every other strategy.
+      chosen: the way that `expert_parallel_mlp` takes.
+      others: the best way of every other strategy.
       batch_invariant: whether batch invariance allows only one strategy.
     """
 
@@ -49,7 +49,7 @@ class ExpertParallelExplanation:
             f"{'copy engines' if chosen.copy_engines else 'kernels'} send"
             + _ASK_FOR_COPY_ENGINES * (chosen.combine == "ppermute" and not chosen.copy_engines),
             f"{megabytes(chosen.sent_bytes)} leave a device in {_us(chosen.sent_seconds)}, to the "
-            "experts and again back",
+            "experts and again on the way back",
             f"rows buffer {megabytes(chosen.buffer_bytes)}",
             _times(chosen),
         ]
@@ -81,7 +81,7 @@ def explain_expert_parallel(
     copy_engines: bool = False,
     batch_invariant: bool = False,
 ) -> ExpertParallelExplanation:
-    """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
+    """Predicts how `expert_parallel_mlp` would compute a layer, and how long this would take.
 
     Times are predicted for balanced experts on H200 GPUs of one host, without the time of launching
     kernels. Products are assumed to have the speed of large products. The speed of collectives was
@@ -100,6 +100,9 @@ def explain_expert_parallel(
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
         copy engines send the data of a ppermute.
 
+    Returns:
+      An `ExpertParallelExplanation`.
+
     Raises:
       TypeError, ValueError: an argument has an unsuitable type, or the experts cannot be divided.
     """
@@ -112,8 +115,8 @@ def explain_expert_parallel(
             raise ValueError(f"{name} must be positive, got {number}")
     if num_experts % devices or hidden % tensor_devices:
         raise ValueError(
-            f"devices must divide num_experts = {num_experts} and tensor_devices hidden = {hidden},"
-            f" got {devices} and {tensor_devices}"
+            f"devices must divide num_experts = {num_experts}, and tensor_devices must divide "
+            f"hidden = {hidden}, got {devices} and {tensor_devices}"
         )
     if top_k > num_experts:
         raise ValueError(f"top_k must be at most num_experts = {num_experts}, got {top_k}")

@@ -19,10 +19,10 @@ class Group:
     """The mesh axes over which one layer is divided.
 
     Attributes:
-      experts: each device along these has a slice of the experts.
-      tensor: each device along these has a slice of every expert's hidden features.
-      tokens: the axes among these along which each device has its own tokens. Tokens are gathered
-        along them, and results scattered. Along the other axes tokens are the same, and results
+      experts: the axes along which each device has a slice of the experts.
+      tensor: the axes along which each device has a slice of every expert's hidden features.
+      tokens: the part of these axes along which each device has its own tokens. Along it, tokens
+        are gathered and results scattered. Along the other axes tokens are the same, and results
         are added up.
     """
 
@@ -34,11 +34,11 @@ class Group:
     def of(
         cls, expert_axis: AxisNames, tensor_axis: AxisNames | None, *of_tokens: jax.Array
     ) -> Group:
-        """Returns the group of tokens and their routing, whose types say over which axes they vary.
+        """Returns the group of a layer; types of `of_tokens` say over which axes tokens vary.
 
         Raises:
-          TypeError: an axis is not named by a string.
-          ValueError: there is no axis, an axis is named twice, or no mesh here has it.
+          TypeError: the name of an axis is not a string.
+          ValueError: no axis is given, an axis is named twice, or the mesh lacks an axis.
         """
         experts = axis_names("expert_axis", expert_axis)
         tensor = () if tensor_axis is None else axis_names("tensor_axis", tensor_axis)
@@ -53,11 +53,11 @@ class Group:
                 lax.axis_size(name)
             except NameError as error:
                 raise ValueError(
-                    f"expert_parallel_mlp: {name!r} is no mesh axis here; call it inside "
-                    "jax.shard_map over that axis, or take moe.expert_parallel(mesh, ...)"
+                    f"expert_parallel_mlp: {name!r} is no mesh axis here; call this function "
+                    "inside jax.shard_map over the axis, or use moe.expert_parallel(mesh, ...)"
                 ) from error
         if not varying_axes(lax.axis_index(every)):
-            # Types do not show varying axes with check_vma=False.
+            # With check_vma=False types show no varying axes, so tokens may vary over all axes.
             return cls(experts, tensor, every)
         varying = varying_axes(*of_tokens)
         return cls(experts, tensor, tuple(name for name in every if name in varying))
@@ -83,19 +83,19 @@ class Group:
         return lax.axis_size(self.tokens) if self.tokens else 1
 
     def slice_index(self) -> jax.Array:
-        """Index of this device's slice of the experts."""
+        """Returns the index of this device's slice of the experts."""
         return lax.axis_index(self.experts)
 
     def tensor_index(self) -> jax.Array | int:
-        """Index of this device's slice of the hidden features."""
+        """Returns the index of this device's slice of the hidden features."""
         return lax.axis_index(self.tensor) if self.tensor else 0
 
 
 def axis_names(argument: str, axes: AxisNames) -> Axes:
-    """Returns one name or several as a tuple.
+    """Returns the name, or the sequence of names, as a tuple.
 
     Raises:
-      TypeError: a name is no string.
+      TypeError: a name is not a string.
       ValueError: there is no name.
     """
     names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)

@@ -42,7 +42,7 @@ class Schedule:
 
 
 class Choices(NamedTuple):
-    """The choices of tokens [T, k]."""
+    """The experts that tokens chose, and the router's weights: [T, k] each."""
 
     experts: jax.Array
     weights: jax.Array
@@ -51,7 +51,8 @@ class Choices(NamedTuple):
 def run(
     x: jax.Array, choices: Choices, experts: LocalExperts, group: Group, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Tokens [T, D] of this device -> their results, the rows wanted here and the rows kept."""
+    """Returns the results [T, D] of this device's tokens, the number of rows for its experts, and
+    the number of these rows that the buffers kept."""
     tokens, top_k = choices.experts.shape
     everyone = _gather_choices(choices, group, schedule)
     # [sources * T, k] -> [sources, chunks, T / chunks, k]
@@ -70,10 +71,10 @@ def run(
 
 
 def _after(result, x, choices: Choices, experts: LocalExperts):
-    """Returns a chunk's operands once the previous chunk's `result` is there, and that result.
+    """Returns a chunk's operands, available after the previous chunk's `result`, and this result.
 
-    The barrier bounds memory: buffers exist for one chunk at a time. Backwards, a chunk begins
-    when the next chunk's gradients of matrices are added up, so there is one besides the sum.
+    The barrier bounds memory: buffers exist for one chunk at a time. In the backward pass, a chunk
+    begins after the next chunk's gradients of matrices are added to their sum.
     """
     y, *counts = result
     x, choices, matrices, y = barrier((x, choices, experts.weights, y))
@@ -81,10 +82,10 @@ def _after(result, x, choices: Choices, experts: LocalExperts):
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
-    """Returns the choices of all sources, in the order in which their tokens come."""
+    """Returns the choices of all sources, in the order of the gathered tokens."""
     if not group.tokens:
         return choices
-    # Float32 holds integers up to 2^24 exactly.
+    # One collective sends both, because float32 holds integers up to 2^24 exactly.
     top_k = choices.experts.shape[1]
     dtype = at_least_float32(choices.weights.dtype)
     experts = lax.stop_gradient(choices.experts.astype(dtype))
@@ -109,7 +110,7 @@ def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
 def _gathered(x, choices, experts, group, schedule):
     """Gathers the tokens of all devices, and sends partial results back.
 
-    The last result is the experts for the next chunk.
+    Returns y, the numbers of wanted and of kept rows, and the experts for the next chunk.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
 
@@ -160,7 +161,7 @@ def _returned(
 
     @one_by_one.defjvp
     def _(primals, tangents):
-        # The transpose is then one copy of all tokens to rows, not a sum of one for each device.
+        # Its transpose copies all tokens to rows at once, instead of adding up a copy per device.
         _, order, inverse, sizes, valid_rows, wanted = primals
         pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
         return one_by_one(*primals), at_once(tangents[0], pairs)
@@ -182,7 +183,7 @@ def _exchanged(x, choices, experts, group, schedule):
     ways = exchange.routes(counts, device, pairs.num_rows)
     mine = lax.dynamic_index_in_dim(of_devices, device, keepdims=False)
     mine = mine.reshape(len(x), -1)
-    # No device has room for dropped rows, but every pair has a row here.
+    # Here every pair has a row, even if the device of its expert has no room for it.
     own = local_pairs(mine, jnp.int32(0), num_experts, mine.size, experts.of_rows)
     all_arrive = schedule.buffer_factor is None and not experts.reads_every_row
 
@@ -204,11 +205,12 @@ def _exchanged(x, choices, experts, group, schedule):
 def _together(
     rows: jax.Array, weights: jax.Array, experts: LocalExperts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, LocalExperts]:
-    """Returns all three operands, with an order of their gradients.
+    """Returns all three operands, with barriers that order their gradients.
 
-    Without `overlap` no gradient travels before all are computed: its collective would wait for
-    other devices on multiprocessors that a product needs. In chunks, the gradient of wo is by then
-    added to those of other chunks, so that its memory is free for the next matrix's gradient.
+    Without `overlap`, no gradient travels before all are computed, because its collective would
+    wait for other devices on multiprocessors that a product needs. With several chunks, the
+    collective waits for the gradient of wo only. This gradient is then added to those of other
+    chunks, so that its memory is free for the next matrix's gradient.
     """
     if schedule.overlap:
         return rows, weights, experts
@@ -221,5 +223,5 @@ def _together(
 
 
 def _keeping(schedule, layer):
-    """Returns `layer` with a backward pass that keeps what `save` says."""
+    """Returns `layer`, which the backward pass computes again if `save` is "nothing"."""
     return recomputed(layer) if schedule.save == "nothing" else layer

@@ -43,7 +43,7 @@ def expert_parallel(
     token_axes: AxisNames | None = None,
     **options: Any,
 ) -> Layer:
-    """`expert_parallel_mlp` as a function of whole arrays, for code under `jax.jit`.
+    """Returns `expert_parallel_mlp` as a function of whole arrays, for code under `jax.jit`.
 
     For example:
 
@@ -55,15 +55,15 @@ def expert_parallel(
             y, stats = layer(x, moe.route(x @ gate, top_k=2), wi_0, wi_1, wo)
             return y
 
-    wi_0 and wi_1 are divided by ``P(expert_axis, fsdp_axis, tensor_axis)``, and wo by
-    ``P(expert_axis, tensor_axis, fsdp_axis)``: the axes of MaxText's logical names exp, embed and
-    mlp. Arrays with another sharding are moved to this one.
+    wi_0 and wi_1 are sharded as ``P(expert_axis, fsdp_axis, tensor_axis)``, and wo as
+    ``P(expert_axis, tensor_axis, fsdp_axis)``: MaxText calls these logical axes exp, embed and mlp.
+    Arrays with another sharding are moved to this one.
 
     Args:
       mesh: the devices, with auto or explicit axes; by default the mesh of `jax.set_mesh`.
       expert_axis: the mesh axis, or axes, along which experts are divided.
       tensor_axis: the axes along which hidden features are divided. Tokens are the same along
-        them, unless `token_axes` has them too.
+        them, unless `token_axes` names them too.
       fsdp_axis: the axes along which the matrices' embed dimension is divided. Matrices are
         gathered before each use. Each device gets its slice of the sum of their gradients.
       token_axes: the axes along which the first dimension of the tokens is divided; by default all
@@ -104,8 +104,8 @@ def expert_parallel(
         raise ValueError(f"{FUNCTION}: token_axes names a mesh axis twice: {token_axes!r}")
     if missing := [name for name in fsdp if name not in tokens]:
         raise ValueError(
-            f"{FUNCTION}: fsdp_axis is for devices that have other tokens, but token_axes "
-            f"{tokens} are without {', '.join(missing)}"
+            f"{FUNCTION}: devices along fsdp_axis must have different tokens, but token_axes "
+            f"{tokens} lack {', '.join(missing)}"
         )
 
     _check_options(options)
@@ -151,7 +151,7 @@ def expert_parallel(
 def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
     given = dict(operands)
     if fsdp:
-        # The specs gather the embed dimension of every matrix.
+        # These specs name the dimension to gather: the embed dimension of every matrix.
         wi, out = P(None, fsdp, None), P(None, None, fsdp)
         for name, spec in dict(wi_0=wi, wi_1=wi, wo=out, bo=P(None, fsdp)).items():
             if name in given:
@@ -187,7 +187,7 @@ def _specs_of_quantized(experts: Axes | None, fsdp: Axes | None) -> Any:
 
 
 def _check_quantized(quantized: Any, specs: Any, mesh: Mesh | AbstractMesh) -> None:
-    """Raises unless quantised matrices can be divided among devices."""
+    """Raises an error unless the quantised matrices can be divided among the devices."""
     if not isinstance(quantized, QuantizedMlp):
         raise TypeError(
             f"{FUNCTION}: quantized must be a QuantizedMlp, as quantize_mlp returns it, got "
@@ -226,7 +226,7 @@ def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
 
 def _check_options(options: dict[str, Any]) -> None:
     """Raises the errors of `expert_parallel_mlp` that do not depend on operands."""
-    # The layer itself takes these two.
+    # The returned function takes these two.
     known = inspect.signature(expert_parallel_mlp).parameters.keys() - {"biases", "quantized"}
     if unknown := [name for name in options if name not in known]:
         raise TypeError(f"{FUNCTION}: no option is called {', '.join(unknown)}")

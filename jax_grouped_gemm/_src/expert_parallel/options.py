@@ -23,7 +23,7 @@ AUTO = ("auto",)
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """The options of `expert_parallel_mlp` that say how a layer is computed; "auto" leaves it open.
+    """The options of `expert_parallel_mlp` that say how a layer is computed, "auto" if not chosen.
 
     Attributes:
       strategy, chunks, combine, overlap, save, buffer_factor, batch_invariant: see
@@ -40,7 +40,9 @@ class Wanted:
 
     @classmethod
     def checked(cls, tokens: int | None, **options: Any) -> Self:
-        """Returns checked options of a layer of `tokens` a device, None if that is not known yet.
+        """Checks and returns the options of a layer.
+
+        `tokens` is the number of tokens of a device, or None if it is not known yet.
 
         Raises:
           TypeError, ValueError: an option is invalid.
@@ -57,8 +59,8 @@ class Wanted:
         chunks = _checked_chunks(wanted.chunks, tokens)
         if chunks not in ("auto", 1) and wanted.overlap is True:
             raise ValueError(
-                f"overlap must be False or 'auto' with chunks={chunks}: chunks are for memory, and "
-                "come one after the other"
+                f"overlap must be False or 'auto' with chunks={chunks}, because chunks run one "
+                "after the other to save memory"
             )
         return dataclasses.replace(
             wanted,
@@ -74,7 +76,7 @@ def _check_invariant(wanted: Wanted) -> None:
             "buffer_factor must be None with batch_invariant: which rows are dropped depends on "
             f"other tokens, got {wanted.buffer_factor!r}"
         )
-    sums = "adds up partial results of devices; rows have to travel, by 'ragged_all_to_all'"
+    sums = "adds up partial results of devices, but each row must travel by 'ragged_all_to_all'"
     if wanted.strategy == "all_gather":
         raise ValueError(
             f"strategy must be 'auto' or 'ragged_all_to_all' with batch_invariant: 'all_gather' "
@@ -91,7 +93,6 @@ def _checked_factor(factor: float | None) -> float | None:
     if factor is None:
         return None
     is_number = isinstance(factor, int | float | np.integer | np.floating)
-    # Clip the factor: all beyond the largest possible buffer mean the same.
     if isinstance(factor, bool) or not is_number or not 0 < factor < 2**31:
         raise ValueError(
             f"buffer_factor must be None or a positive number below 2^31, got {factor!r}"
@@ -104,7 +105,7 @@ def _checked_chunks(chunks: int | str, tokens: int | None) -> int | Auto:
 
     Raises:
       TypeError: `chunks` is neither a string nor an integer.
-      ValueError: `chunks` is no divisor, or another string.
+      ValueError: `chunks` does not divide the tokens, or is another string.
     """
     if isinstance(chunks, str):
         if chunks == "auto":

@@ -16,10 +16,10 @@ class LocalPairs(NamedTuple):
     """Rows for the local experts of T tokens with k choices each, in a buffer of m rows."""
 
     order: jax.Array  # [T*k] int32, the pair of each row; pairs of other devices come last
-    inverse: jax.Array  # [T, k] int32, the row of each pair; no row if not below `valid_rows`
+    inverse: jax.Array  # [T, k] int32, the row of each pair; from `valid_rows` on no row exists
     group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
     valid_rows: jax.Array  # [1] int32, their sum
-    wanted: jax.Array  # int32 scalar, number of rows in a buffer without end
+    wanted: jax.Array  # int32 scalar, number of rows that an endless buffer would have
     num_rows: int  # m
 
     @property
@@ -78,7 +78,7 @@ def most_local_rows(num_tokens: int, top_k: int, num_experts: int) -> int:
 def buffer_rows(
     num_tokens: int, top_k: int, num_experts: int, num_slices: int, factor: float | None
 ) -> int:
-    """Rows of the buffer: the most possible, or `factor` times those of balanced experts."""
+    """Returns the rows of the buffer: for the worst case, or `factor` times balanced rows."""
     most = most_local_rows(num_tokens, top_k, num_experts)
     if factor is None:
         return most

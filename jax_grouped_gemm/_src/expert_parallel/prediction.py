@@ -1,7 +1,7 @@
 """Predicts the bytes and the time of a layer over several GPUs, for `strategy="auto"`.
 
-All functions are pure, of shapes and the number of devices. Rates were measured on two H200, and
-hold for GPUs of one host that NVLink connects all to all.
+The functions depend on nothing but shapes and the number of devices. Rates were measured on two
+H200. They hold for GPUs of one host that NVLink connects all to all.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ COPY_ENGINES = 390e9
 """Bytes a second of ppermutes that copy engines send."""
 
 LATENCY = 20e-6
-"""Seconds of the smallest collective."""
+"""Seconds that the smallest collective takes."""
 
 COPY_ENGINES_LATENCY = 35e-6
-"""Seconds of the smallest collective by copy engines, also while products run."""
+"""Seconds that the smallest collective takes with copy engines, also while products run."""
 
 ROWS_LOST_TO_TILES = 64
 """Rows that each expert wastes on average: half a tile."""
 
 SECOND_COPY = 0.01
-"""Rows are kept where copying tokens to rows again would take a larger part of a step than this.
-Keeping them is never slower (h100_x2_choices.json), but costs memory."""
+"""Rows are kept if copying tokens to rows again would take a larger share of a step than this.
+Keeping rows is never slower (h100_x2_choices.json), but costs memory."""
 
 SPARE_ROWS = 2
-"""Rows are kept only in buffers with room for at most so many times the balanced rows."""
+"""Rows are kept only if the buffer has room for at most this multiple of the balanced rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Prediction:
       sent_bytes: bytes that leave a device for the experts, and again on the way back.
       buffer_bytes: bytes of the rows of D features that a device has room for at a time.
       sent_seconds: time of either direction if nothing else runs.
-      forward_seconds, step_seconds: the layer without and with its backward pass, balanced.
-      local_forward_seconds, local_step_seconds: the same rows without communication.
+      forward_seconds, step_seconds: time without and with the backward pass, of balanced experts.
+      local_forward_seconds, local_step_seconds: the same times without communication.
     """
 
     strategy: Strategy
@@ -125,12 +125,12 @@ class Prediction:
 
     @property
     def forward_fraction(self) -> float:
-        """Share of the speed of a layer that does not communicate, forward."""
+        """Speed of the forward pass, as a share of that without communication."""
         return self.local_forward_seconds / self.forward_seconds
 
     @property
     def step_fraction(self) -> float:
-        """The share of forward and backward passes together."""
+        """Speed of both passes together, as a share of that without communication."""
         return self.local_step_seconds / self.step_seconds
 
 
@@ -145,7 +145,7 @@ def predict(
     save: Save = "x",
     copy_engines: bool = False,
 ) -> Prediction:
-    """Returns bytes and seconds of one way to compute a layer."""
+    """Predicts the bytes and seconds of one way to compute a layer."""
     sources, devices = shape.num_sources, shape.devices
     row_bytes = shape.embed * shape.itemsize
     gathers = strategy == "all_gather"
@@ -174,8 +174,8 @@ def predict(
     of_choices = LATENCY if sources > 1 else 0
     forward += 2 * leg + of_choices
     backward += 2 * leg + of_choices
-    # Every leg counts, except gradients of tokens that copy engines send while weight gradients
-    # are computed: NCCL's kernels take multiprocessors from products as long as they run.
+    # Both directions take their whole time, because NCCL's kernels take multiprocessors from
+    # products. The exception is gradients that copy engines send during weight gradients.
     if overlap and copy_engines and sent:
         backward -= leg - fixed
     return Prediction(
@@ -203,7 +203,7 @@ def choose(
     can_keep_rows: bool = True,
     copy_engines: bool = False,
 ) -> Prediction:
-    """Chooses how to compute a layer: as `wanted`, and the fastest of what it leaves open.
+    """Chooses how to compute a layer: as `wanted` says, and for "auto" by prediction.
 
     The choice does not depend on whether copy engines or kernels send.
 
@@ -211,14 +211,14 @@ def choose(
       shape: shape of the layer.
       wanted: the options.
       can_exchange: whether "ragged_all_to_all" may be chosen.
-      can_keep_rows: whether `save="rows"` may be.
+      can_keep_rows: whether `save="rows"` may be chosen.
       copy_engines: for the predicted times, whether copy engines send what a ppermute sends.
     """
     strategies: list[Strategy] = ["all_gather"]
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
     if wanted.batch_invariant:
-        # Devices' partial results are not added up: the row of each choice returns separately.
+        # Take the strategy by which each row returns, instead of partial sums of devices.
         strategies = strategies[-1:]
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]
@@ -241,7 +241,7 @@ def _with_defaults(
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":
-        # Chunks are for saving memory, so keep tokens; ungathered ones are there anyway.
+        # Chunks save memory, so do not keep rows. Without a gather, x is the caller's anyway.
         rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
         rows = rows and not shape.reads_in_place
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)
@@ -251,12 +251,12 @@ def _with_defaults(
 
 
 def _copy_seconds(shape: Shape) -> float:
-    """A copy of tokens to rows."""
+    """Returns the time of copying tokens to rows."""
     return 2 * shape.balanced_rows * shape.embed * shape.itemsize / H200.rates.bandwidth
 
 
 def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:
-    """Products and moves of rows, forward and backward."""
+    """Returns the time of products and of moving rows, forward and backward."""
     rows, embed = shape.balanced_rows, shape.embed
     padded = rows + ROWS_LOST_TO_TILES * shape.experts_here * chunks
     rate = H200.rates.sixteen_bits * 2 / shape.itemsize

@@ -16,7 +16,7 @@ class ExpertParallelStats(NamedTuple):
     """Counts of one call. All devices along the layer's mesh axes have the same counts."""
 
     rows_per_device: jax.Array  # [slices] int32, (token, choice) pairs of each slice of the experts
-    max_over_mean: jax.Array  # float32, of `rows_per_device`; one for balanced experts
+    max_over_mean: jax.Array  # float32, largest of `rows_per_device` over the mean; 1 if balanced
     overflow: jax.Array  # int32, pairs that were dropped because `buffer_factor` left no room
 
 
@@ -26,7 +26,7 @@ register_namedtuple_serialization(
 
 
 def group_stats(wanted: jax.Array, kept: jax.Array, group: Group) -> ExpertParallelStats:
-    """Statistics from the rows that this device's experts were chosen for, and kept rows."""
+    """Returns statistics from the number of rows for this device's experts, and of rows kept."""
     here = jnp.arange(group.num_slices, dtype=jnp.int32) == group.slice_index()
     # Devices that share the hidden features of the same experts count the same pairs.
     here &= group.tensor_index() == 0

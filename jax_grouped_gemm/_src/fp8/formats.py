@@ -23,7 +23,7 @@ NO_DERIVATIVE = (
 )
 
 BLOCK = 128
-"""Elements that share a scale, along each dimension that shares it."""
+"""The number of elements that share a scale, along each dimension of a block."""
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
@@ -35,7 +35,7 @@ class Scaling(ScaleLayout):
     """The elements of an FP8 operand that share a float32 scale: of lhs [m, k] or of rhs [k, n].
 
     Attributes:
-      name: the words of messages and of `explain`.
+      name: the name in messages and in `explain`.
       column_major: whether scales of lhs are stored as [ceil(k / 128), m or more].
     """
 
@@ -75,7 +75,7 @@ def transposed_scaling(scale: Any) -> Scaling:
 
 
 COLUMN_ROWS = 256
-"""Rows in a block of `column_maxima`, which has a maximum for each column of a block."""
+"""Rows of a block of `column_maxima`, which computes the maximum of each column of a block."""
 
 
 class Scaled(NamedTuple):
@@ -88,7 +88,7 @@ class Scaled(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScaledView:
-    """An FP8 operand inside an array of several, and its scales.
+    """An FP8 operand that is a part of a larger array, and its scales.
 
     Attributes:
       values: a flat array.
@@ -117,18 +117,18 @@ def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
 
 
 VIEWED_ROWS, VIEWED_RHS = 0, 2
-"""The index of the operand that may be a view, in a product of rows by weights and in one of rows
-by rows. See `csrc/ffi/module.cc`."""
+"""The index of the operand that may be a view: in a product of rows by weights, and in a product of
+rows by rows. See `csrc/ffi/module.cc`."""
 
 
 def view_of(flat: jax.Array, view: Shape) -> jax.Array:
-    """The array that `view` of a `ScaledView` describes."""
+    """Returns the part of `flat` that `view` of a `ScaledView` describes."""
     first, *shape = view
     return flat[first : first + math.prod(shape)].reshape(shape)
 
 
 def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
-    """`operands`, arrays or avals, with the viewed array in place of the flat one, if any."""
+    """Returns `operands`, arrays or avals; with a `view`, it replaces the flat array."""
     if not view:
         return tuple(operands)
     flat, shape = operands[operand], view[1:]
@@ -141,19 +141,19 @@ def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...
 
 
 def row_blocks(m: int, num_groups: int) -> int:
-    """The most blocks of 128 rows, each of one group, for `m` rows in `num_groups` groups."""
-    # `min` needs static sizes; num_groups is a valid upper bound.
+    """Returns the most blocks that `m` rows in groups need, each of 128 rows of one group."""
+    # `min` needs static sizes. Without them, num_groups is an upper bound.
     partial = min(num_groups, m) if is_static(m, num_groups) else num_groups
     return cdiv(m, BLOCK) + partial
 
 
 def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
-    """Shapes of the values and scales of rows in blocks of 1 x 128."""
+    """Returns the shapes of values and scales of rows in blocks of 1 x 128."""
     return (rows, cols), (rows, cdiv(cols, BLOCK))
 
 
 def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
-    """Shapes of the values and scales of matrices in blocks of 128 x 128."""
+    """Returns the shapes of values and scales of matrices in blocks of 128 x 128."""
     return (g, rows, cols), (g, cdiv(rows, BLOCK), cdiv(cols, BLOCK))
 
 
@@ -163,8 +163,9 @@ def letters_of_blocks(
     """Names the dimensions of matrices "kn" in blocks of 128 x 128, as `partition.Dims` does.
 
     Returns:
-      The letters of values and scales in the forms asked for, plain and transposed; the letters
-      that stay whole; and those that count blocks. Joined columns of several matrices stay whole.
+      The letters of values and scales in the forms asked for, plain and transposed; the letters of
+      dimensions that are not split, such as joined columns; and, for each letter that counts
+      blocks, the letter of what is in blocks.
     """
     n, r = ("p", "s") if joined else ("n", "r")
     forms = ["k" + n, "q" + r] * plain + [n + "k", r + "q"] * transposed
@@ -174,7 +175,7 @@ def letters_of_blocks(
 
 
 def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
-    """Shapes of the values and scales of rows transposed in blocks, each of one group."""
+    """Returns the shapes of values and scales of rows in transposed blocks of one group each."""
     blocks = row_blocks(m, num_groups)
     return (blocks, cols, BLOCK), (blocks, cols)
 

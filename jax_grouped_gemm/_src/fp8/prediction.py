@@ -6,7 +6,7 @@ enough. XLA pads FP8 rows that are no multiple of 16 bytes before each product. 
 in bf16 where that is predicted to be faster. Predictions differ for training and for the forward
 pass alone, and for weights that are quantised in the call and before it.
 
-Times are sums, as in `_src/fallback.py`, with coefficients in the same file.
+Times are sums of terms, as in `_src/fallback.py`. Their coefficients are in `fallback.json`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
 
 KIND = "recipe"
-"""The name of the coefficients."""
+"""The name of the coefficients in `fallback.json`."""
 
 SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
-"""16-bit columns that the quantiser loads at once. If columns are no multiple, it loads and stores
-single elements, and takes this much longer than a copy."""
+"""16-bit elements that the quantiser loads at once. If the number of columns is not a multiple, it
+loads and stores single elements, and takes this many times as long as a copy."""
 
 
 @dataclasses.dataclass
 class Cost:
-    """The parts of a computation, in seconds before coefficients.
+    """The parts of a computation's time, in seconds, not yet multiplied by coefficients.
 
     Attributes:
       target: the device.
@@ -58,7 +58,7 @@ class Cost:
     unaligned: float = 0.0
 
     def terms(self) -> dict[str, float]:
-        """The terms of `fallback.seconds`."""
+        """Returns the terms that `fallback.seconds` adds up."""
         return {x.name: getattr(self, x.name) for x in dataclasses.fields(self)[2:]}
 
     def move(self, num_bytes: float, launches: int = 1) -> None:
@@ -108,8 +108,8 @@ class Cost:
 
 
 ONCE, CAST = 3, 6
-"""Bytes moved to quantise an element of 16 bits, and to round one of float32 to 16 bits. Weights
-that are quantised before the call are usually such casts, which XLA removes where nobody reads."""
+"""Bytes moved to quantise a 16-bit element, and to round a float32 element to 16 bits. Weights that
+are quantised before the call are usually rounded too, but XLA removes this if nobody reads them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Dot:
 
     @classmethod
     def of(cls, rows: Any, matrices: Sequence[Any], groups: Any) -> Dot:
-        """Describes a matmul, with only the share of all rows that belongs to the matrices here."""
+        """Describes the matmul of the local `matrices` [g, k, n] with their share of all rows."""
         g, k, n = matrices
         return cls(g, rows * g // groups if is_static(rows, groups) and groups else 0, k, n)
 
@@ -185,7 +185,7 @@ class Layer:
 
     @property
     def is_known(self) -> bool:
-        """As `Dot.is_known`."""
+        """See `Dot.is_known`."""
         return is_static(self.tokens) and Dot(self.g, self.m, self.embed, self.hidden).is_known
 
     def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:

@@ -43,7 +43,7 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """Quantises x [m, k] -> the forms (plain, transposed) asked for, None for the others."""
+        """Quantises x [m, k]; returns (plain, transposed), None for a form not asked for."""
         params = self._quantize_params(dtype)
         rows = columns = None
         if transposed:
@@ -57,7 +57,7 @@ class Fp8Products:
         return rows, columns
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
-        """Quantises x [g, k, n] -> the forms (plain, transposed) asked for, None for the others."""
+        """Quantises x [g, k, n]; returns (plain, transposed), None for a form not asked for."""
         if not (plain or transposed):
             return None, None
         forms = dict(plain=plain, transposed=transposed)
@@ -67,8 +67,8 @@ class Fp8Products:
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
     ) -> tuple[Any, Any]:
-        """`quantize_weights` of x and y [g, k, n] side by side, each with zeros up to a multiple of
-        128 columns."""
+        """Quantises x and y [g, k, n] side by side, as `quantize_weights` does. Zeros fill each up
+        to a multiple of 128 columns."""
         forms = dict(plain=plain, transposed=transposed)
         params = self._quantize_params(self.recipe.forward_dtype)
         return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)
@@ -89,7 +89,7 @@ class Fp8Products:
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
-        """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
+        """Multiplies rows [m, k] by weights [g, n, k]: [m, n], for "forward" or "dgrad"."""
         params = self._product_params(which, dtype) | _view(rows)
         operands = (rows.values, rows.scales, *weights, group_sizes, offset)
         return scaled.scaled_ragged_noncontracting(*operands, **params)
@@ -105,8 +105,8 @@ class Fp8Products:
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
-        """`rows_by_weights` of tokens [T, k] with the indices `rows` [m], int32, which the kernel
-        reads in place or as `copied`."""
+        """Computes `rows_by_weights` of the rows `rows` (int32 [m]) of tokens [T, k]. A kernel
+        reads them in place, or reads the copies that `copied` returns."""
         params = self._product_params(which, dtype)
         operands = (*tokens, *weights, group_sizes, offset, rows)
         return scaled.gathered_scaled_noncontracting(*operands, copied=copied, **params)
@@ -171,7 +171,7 @@ class Fp8Products:
         num_rows: int,
         num_groups: int,
     ) -> list[jax.Array]:
-        """`rows_by_rows` of one lhs and each of two rhs of the same shape."""
+        """Computes `rows_by_rows` of lhs and each of two rhs of the same shape."""
         first, second = rhs
         params = dict(self._wgrad_params(dtype, num_groups), num_rows=num_rows)
         return scaled.paired_scaled_contracting(

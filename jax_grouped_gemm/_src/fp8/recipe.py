@@ -48,7 +48,7 @@ class Recipe:
     A call with 16-bit operands may compute in bf16 instead. A layer or an `fp8_ragged_dot` computes
     everything in bf16 if training is predicted to be slower in FP8. A forward pass without
     gradients is computed in bf16 if either is predicted to be slower in FP8: training, or the
-    forward pass alone. If a layer gets weights in FP8 too, by `quantized=`, training and the
+    forward pass alone. If a layer gets weights in FP8 too, as `quantized=`, training and the
     forward pass alone are each computed in the precision that is predicted to be faster. `explain`
     says which precision is used. With weights that are given in FP8 only, with `quantized_rhs=` of
     `fp8_ragged_dot`, or with an explicit `implementation`, everything is computed as the recipe
@@ -81,8 +81,8 @@ class Recipe:
 
     @classmethod
     def blockwise(cls, **options: Any) -> Recipe:
-        """DeepSeek-V3's recipe: one scale for each 1 x 128 block of rows and 128 x 128 block of
-        weights."""
+        """Returns DeepSeek-V3's recipe: a scale for each 1 x 128 block of rows and 128 x 128 block
+        of weights."""
         return cls(scaling="blockwise", **options)
 
 

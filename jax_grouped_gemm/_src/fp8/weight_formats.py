@@ -1,4 +1,4 @@
-"""Registers the FP8 formats of `QuantizedArray`, in the same way as all formats."""
+"""Registers the FP8 formats of `QuantizedArray`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 
 
 def _params(format: Format) -> dict[str, Any]:
-    """The parameters of the quantisers. Packed values are float8_e4m3fn."""
+    """Returns the parameters of the quantisers. Packed values are float8_e4m3fn."""
     return dict(dtype=E4M3 if format.values == UINT8 else format.values, power_of_two=False)
 
 
@@ -54,7 +54,7 @@ def _channel_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def _blocks_encode(x: jax.Array, format: Format) -> Codes:
-    """Encodes blocks of 1 x 128 or 128 x 128, as `quantize_blockwise` does, rows, or matrices."""
+    """Encodes x by blocks of 1 x 128 or 128 x 128, like `quantize_blockwise`, rows or matrices."""
     assert format.scales is not None
     block, params = format.scales.block, _params(format)
     if block == (1, BLOCK):
@@ -88,7 +88,7 @@ def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 ROW_SCALINGS = {"fp8_1x128": ROW_BLOCKS, "fp8_row": ROWS, "fp8_tensor": TENSOR}
-"""The scales of rows in each format."""
+"""Which elements of rows share a scale, by format."""
 
 FAST = {
     None: False,
@@ -110,11 +110,11 @@ def _ragged_dot(
     transpose_rhs: bool = False,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """`ragged_dot` of rows and matrices that are both in FP8, in the layout "rows"."""
+    """Computes `ragged_dot` of rows and matrices that are both in FP8, in the layout "rows"."""
     if lhs.format.name not in ROW_SCALINGS:
         raise TypeError(
-            f"ragged_dot: lhs must be of the format {' or '.join(ROW_SCALINGS)} where rhs is of "
-            f"{rhs.format}, got {lhs.format} in the layout {lhs.format.layout!r}"
+            f"ragged_dot: lhs must be of the format {' or '.join(ROW_SCALINGS)} if rhs is of "
+            f"the format {rhs.format}, got {lhs.format} in the layout {lhs.format.layout!r}"
         )
     precision = None if precision is None else canonical_precision(precision)
     if precision not in FAST or out_sharding is not None:
@@ -173,7 +173,7 @@ BLOCKS = packed(
 def _rows(
     name: str, block: tuple[int | None, int | None], products: dict[str, Any] | None = None
 ) -> Format:
-    """Registers a format of the layout "rows", with scales of such blocks."""
+    """Registers a format of the layout "rows", with a scale for each `block`."""
     return packed(
         Format(name, E4M3, 8, ScaleLayout(block, F32), layout="rows"),
         encode=_blocks_encode,

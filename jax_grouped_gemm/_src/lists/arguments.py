@@ -1,4 +1,4 @@
-"""Arguments that are lists of matrices, stacks of matrices, and scales of them."""
+"""Checks arguments that are lists or stacks of matrices, and their scales."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Results = jax.Array | list[jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class MatrixLists:
-    """The operands of one call: lists of equally many matrices and stacks of matrices.
+    """The operands of one call: lists of equal length, whose entries are matrices and stacks.
 
     Attributes:
-      entries: by name, the factors and, if given, "c". Results have the form of the first entry.
+      entries: the lists by name: the factors and, if given, "c". Results have the form of the
+        first list.
       is_stack: whether each operand is one stack, rather than a sequence.
     """
 
@@ -36,8 +37,8 @@ class MatrixLists:
         """Checks the factors by name, and c.
 
         Raises:
-          TypeError: an operand is neither an array nor a sequence of arrays.
-          ValueError: an entry is neither a matrix nor a stack, or entries differ in number.
+          TypeError: an operand is neither an array nor a sequence of matrices and stacks.
+          ValueError: lists differ in length.
         """
         operands = factors if c is None else {**factors, "c": c}
         first, *_ = operands
@@ -66,7 +67,7 @@ class MatrixLists:
             if not jnp.issubdtype(x, jnp.inexact):
                 raise TypeError(f"{name} must be floating point or complex, got dtype {x}")
         if is_complex(dtype) and not is_complex(result_dtype):
-            raise TypeError(f"complex operands give complex results, got dtype {result_dtype}")
+            raise TypeError(f"complex operands need complex results, got dtype {result_dtype}")
         return dtype, result_dtype
 
     def stacks(self, name: str, dtype: np.dtype) -> list[jax.Array]:
@@ -119,7 +120,7 @@ def is_number(x: Any) -> TypeGuard[complex]:
 def check_beta(beta: Scale, c: Matrices | None) -> None:
     """Raises a `ValueError` if there is a `beta` but no `c` to scale."""
     if c is None and not (is_number(beta) and beta == 0):
-        raise ValueError(f"beta scales c, which is None: got beta={beta!r}")
+        raise ValueError(f"beta must be zero if c is None, got beta={beta!r}")
 
 
 def is_complex(dtype: np.dtype) -> bool:
@@ -160,5 +161,5 @@ def _scale_array(name: str, x: Any) -> jax.Array:
         if not any(scale.ndim for scale in scales):
             return jnp.stack(scales)
     if not (is_number(x) or isinstance(x, (jax.Array, np.ndarray))):
-        raise TypeError(f"{name} must be a number, an array or a sequence of those, got {x!r}")
+        raise TypeError(f"{name} must be a number, an array or a sequence of these, got {x!r}")
     return jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""One custom call for one launch of a kernel of lists of matrices."""
+"""Makes the custom call of one launch of a kernel for lists of matrices."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def launch(
     Args:
       target: name of the custom call.
       operands: operands that the kernel reads.
-      c: last operands of the kernel, one for each result, or none.
+      c: the last operands of the kernel, one for each result, or an empty list.
       results: shapes and dtypes.
       tile: kernel configuration.
       terms: how many products of float16 parts replace one product of float32. 0 for kernels that
         do not split operands; these take neither this attribute nor a workspace.
       workspace_bytes: size of the parts of float32 operands.
-      in_place: for each c, whether the result overwrites it; None means all. If the program needs
-        that c later, XLA copies it first.
+      in_place: for each c, whether the result overwrites it; None means all. If the program reads
+        a c afterwards, XLA copies it first.
       **attributes: other attributes.
 
     Returns:

@@ -22,7 +22,7 @@ class Square(TiledKernel):
     """A kernel of square tiles.
 
     Attributes:
-      rate: the share of the tensor cores' rate that it can reach, because small tiles read more
+      rate: the share of the tensor cores' rate that the kernel can reach. Small tiles read more
         bytes for each product than L2 delivers. Estimated from bytes, not measured.
       may_be_tf32: whether other precisions than the highest allow TF32, which is faster.
     """
@@ -66,8 +66,8 @@ SQUARES = (
         blocks=2,
     ),
 )
-"""The table, the same for all operations: plans take the kernel that is predicted to finish first.
-The tiles are those of csrc/fp64/tile_table.h."""
+"""The kernel table of all operations. Plans take the kernel that is predicted to finish first. The
+tiles are those of csrc/fp64/tile_table.h."""
 
 
 def num_steps(dtype: np.dtype, k: int) -> int:
@@ -76,7 +76,7 @@ def num_steps(dtype: np.dtype, k: int) -> int:
 
 
 Runs = list[tuple[int, int]]
-"""The steps of each tile of a run, and the number of its tiles."""
+"""For each run of equal tiles, the steps of a tile and the number of tiles."""
 
 
 def simulated(

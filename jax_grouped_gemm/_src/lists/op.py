@@ -1,9 +1,9 @@
 """Operations on lists of problems, and the rules that products and updates share.
 
-A problem is made of stacks of g matrices: the factors a and b, and c, which is added; alpha scales
-the product of the factors and beta scales c; `diagonal` times the identity is added. The result is
-linear in alpha, and affine in c and diagonal. The tangent consists of operations without c and
-diagonal, and elementwise operations, so only operations without c and diagonal are transposed.
+A problem has stacks of g matrices: the factors a and b, and c. Its result is alpha times the
+product of the factors, plus beta times c, plus `diagonal` times the identity. The result is linear
+in alpha, and affine in c and diagonal. The tangent consists of elementwise operations, and of
+operations without c and diagonal, so that JAX transposes only operations without c and diagonal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.partition import Dims, whole
 
 
 class Problem(NamedTuple):
-    """The operands of one problem, None for those that the problems of the list do not have."""
+    """The operands of one problem. An operand is None if the problems of the list lack it."""
 
     alpha: Any = None
     a: Any = None
@@ -43,7 +43,7 @@ class ListOp(Op):
     """An operation whose operands are all alphas of a list of problems, then all a, then all b, ...
 
     Parameters of the primitive: num_problems; has_alpha, has_b, has_beta, has_c and has_diagonal,
-    whether there are such operands; result_dtype; and those of the operation.
+    whether there are such operands; result_dtype; and the operation's own parameters.
 
     Attributes:
       per_problem: names of the parameters that are tuples with an entry for each problem.
@@ -57,13 +57,13 @@ class ListOp(Op):
     single_scales: bool = False
 
     def bind_list(self, problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
-        """Binds the primitive; `params` are those that do not follow from the operands."""
+        """Binds the primitive; `params` has the parameters that do not follow from the operands."""
         operands = [x for column in zip(*problems, strict=True) for x in column if x is not None]
         flags = {f"has_{name}": getattr(problems[0], name) is not None for name in OPTIONAL}
         return self.bind(*operands, num_problems=len(problems), **flags, **params)
 
     def params_of(self, params: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-        """The parameters for some of the problems."""
+        """Returns the parameters for some of the problems."""
         some = {name: tuple(params[name][i] for i in indices) for name in self.per_problem}
         return {**params, **some}
 
@@ -94,19 +94,19 @@ def _dims(operands, results, *, num_problems, **params) -> Dims:
 def split(
     operands: Sequence[Any], params: Mapping[str, Any]
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """The problems of flat operands, and the parameters that do not follow from them."""
+    """Returns the problems of flat operands, and the parameters that do not follow from them."""
     rest = {name: x for name, x in params.items() if name not in SHAPE_PARAMS}
     return problems_of(by_name(operands, params["num_problems"], present(**params))), rest
 
 
 def problems_of(operands: Mapping[str, Sequence[Any]]) -> list[Problem]:
-    """Problems from lists with an entry for each of them, by the names of the operands."""
+    """Returns problems from the operands by name, each a list with an entry for each problem."""
     columns = zip(*operands.values(), strict=True)
     return [Problem(**dict(zip(operands, factors, strict=True))) for factors in columns]
 
 
 def by_name(operands: Sequence[Any], count: int, names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """The operands of `count` problems, which are those of the given `names`."""
+    """Splits the flat operands of `count` problems into a list for each of the `names`."""
     return {name: operands[i * count : (i + 1) * count] for i, name in enumerate(names)}
 
 
@@ -126,8 +126,8 @@ def register_jvp(
       op: the operation.
       product_tangents: called as `product_tangents(problem, tangents)`, returns the problems
         without c whose sum is the tangent of the scaled product; their operands may be zeros.
-      place: called as `place(scaled, outside, params)`, puts beta C where the result has it, with
-        `outside`, zeros if it is None, where the result is C alone.
+      place: called as `place(scaled, outside, params)`, returns `scaled` where the result adds
+        beta C to a product, and `outside`, zeros if it is None, where the result is C itself.
     """
 
     def rule(primals, tangents, **params):
@@ -152,13 +152,13 @@ def register_jvp(
 
 
 def _on_diagonal(scale: jax.Array, like: jax.Array) -> jax.Array:
-    """Matrices shaped like those of `like`, a number for each on its diagonal."""
+    """Returns matrices shaped like `like`, with a matrix's number on its diagonal."""
     on = jnp.eye(like.shape[-1], dtype=bool)[None]
     return jnp.where(on, per_matrix(scale, like.dtype), jnp.zeros_like(like))
 
 
 def _c_tangents(problem, dot, params, place) -> list[jax.Array]:
-    """The tangents of the part of the result that depends on beta and c."""
+    """Returns the tangents of the part of the result that depends on beta and c."""
     dtype = at_least_float32(params["result_dtype"])
     tangents = []
     if dot.beta is not None and not is_zero(dot.beta):
@@ -176,9 +176,9 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
 
     Args:
       op: the operation.
-      **cotangents: functions for alpha, a and b, called as `alpha(cts, problems, params)` with
-        the cotangents of the results of problems that miss the operand; they return the
-        cotangents of the operand.
+      **cotangents: functions for alpha, a and b, which return the cotangents of this operand. They
+        are called as `alpha(cts, problems, params)`, with the results' cotangents `cts` and with
+        problems that lack the operand.
     """
 
     def rule(cts, *operands, **params):
@@ -220,8 +220,8 @@ def register_batching(
     Args:
       op: the operation.
       fold: called as `fold(problem, dims, size, params)` for a problem with a mapped axis of
-        `size`, gives the problem that has taken it in and a function that takes it out of the
-        result again; None makes a longer stack of it.
+        `size`. It returns the problem with this axis folded in, and a function that unfolds the
+        result. If it returns None, the axis becomes part of the stack.
     """
 
     def rule(operands, dims, **params):
@@ -248,7 +248,7 @@ def register_batching(
 
 
 def _mapped_size(problem: Problem, dims: Problem) -> int | None:
-    """Size of the axis over which vmap maps the operands of a problem, None if it does not."""
+    """Returns the size of the axis over which vmap maps a problem, None if it does not map it."""
     sizes = (x.shape[dim] for x, dim in zip(problem, dims, strict=True) if dim is not None)
     return next(sizes, None)
 
@@ -256,7 +256,7 @@ def _mapped_size(problem: Problem, dims: Problem) -> int | None:
 def _fold_into_stack(
     problem: Problem, dims: Problem, size: int, single_scales: bool
 ) -> tuple[Problem, Unfold]:
-    """A stack `size` times as long, broadcast where it is not mapped."""
+    """Makes the stack `size` times as long, and broadcasts operands that are not mapped."""
 
     def fold(x, dim, is_scale):
         if x is None or (is_scale and single_scales and dim is None and x.shape == (1,)):

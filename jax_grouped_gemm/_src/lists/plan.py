@@ -1,4 +1,4 @@
-"""How lists of products and of symmetric updates are planned, each with kernels of its own."""
+"""Plans lists of products and lists of symmetric updates, which have different kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Launched:
     Attributes:
       kernel, grid, workspace_bytes, utilization: see `Plan`.
       rate: share of the tensor cores' rate that the kernel can reach.
-      fields: others of the plan.
+      fields: other fields of the plan.
     """
 
     kernel: TiledKernel
@@ -58,16 +58,16 @@ def plan_list(
     target: Target,
     launch: Callable[[P, P, Sequence[TiledKernel], Target], Launched],
 ) -> Any:
-    """Plans the problems of a list: with a kernel or, where none runs or XLA is faster, XLA.
+    """Plans a list: with a kernel, or with XLA where no kernel runs or XLA is faster.
 
     Args:
       make: the type of the plan.
-      problem: what is computed.
-      table: its kernels.
-      avals, params: of the primitive.
+      problem: the problem of the primitive.
+      table: the kernels of the operation.
+      avals, params: operands and parameters of the primitive.
       target: the device.
-      launch: called as `launch(problem, addressable, kernels, target)` with the problem whose rows
-        kernels can address, and those that run it.
+      launch: called as `launch(problem, addressable, kernels, target)` with the problem, padded so
+        that kernels can address its rows, and the kernels that can run it.
     """
     implementation = params["implementation"]
     taking = [kernel for kernel in table if kernel.takes(*problem.formats)]

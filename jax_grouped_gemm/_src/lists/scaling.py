@@ -18,7 +18,7 @@ def multiply(
     dtype: np.dtype,
     result_dtype: np.dtype | None = None,
 ) -> jax.Array:
-    """`jnp.einsum` with sums of `dtype`, rounded to `result_dtype` if that is given."""
+    """Computes `jnp.einsum` with sums of `dtype`, rounded to `result_dtype` if that is given."""
     result_dtype = dtype if result_dtype is None else result_dtype
     einsum = functools.partial(jnp.einsum, spec, precision=precision)
     if x.dtype.itemsize >= 4:
@@ -34,7 +34,7 @@ def multiply(
 
 
 def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Scales [g] or [1] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
+    """Returns scales [g] or [1] in the shape and dtype to multiply [g, n, n] of `dtype`."""
     return scale.astype(dtype)[:, None, None]
 
 

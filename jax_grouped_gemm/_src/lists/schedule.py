@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.plan import TileConfig
 TILE_K = 64
 BAND_TILES = 16  # tiles of rows that are swept together, see csrc/scheduler/raster.h
 
-# Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Smaller ones are
+# Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Small tiles are
 # bound by loading: a multiprocessor gets 38 bytes a cycle from L2. Changing tiles takes as long as
 # two steps. All three were measured on an H200 (docs/notes/lists.md).
 FULL_STEP_AREA = 128 * 256
@@ -56,7 +56,7 @@ class Units(NamedTuple):
 
 
 def list_units(shapes: Sequence[Shape], tile: TileConfig) -> Units:
-    """The units of every problem, in the order in which the kernel numbers them."""
+    """Returns the units of every problem, in the order in which the kernel numbers them."""
     costs = [_unit_costs(shape, tile) for shape in shapes]
     return Units(
         problem=np.repeat(np.arange(len(shapes)), [len(cost) for cost in costs]),
@@ -79,7 +79,7 @@ def _unit_costs(shape: Shape, tile: TileConfig) -> np.ndarray:
 
 
 def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of the tiles of each unit, int [units, cluster], as `raster.h` has them."""
+    """Returns rows and columns of each unit's tiles, int [units, cluster], as in `raster.h`."""
     whole, odd = divmod(m_tiles, cluster)
     unit = np.arange(whole * n_tiles + odd * ((n_tiles + 1) // 2))
     bands = max(cdiv(whole, BAND_TILES // cluster), 1)
@@ -99,7 +99,7 @@ def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.nda
 
 
 def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
-    """Units dealt out in their order, every other round in reverse if `serpentine`."""
+    """Assigns units in their order, every other round in reverse if `serpentine`."""
     schedule = np.full((cdiv(num_units, clusters), clusters), -1)
     schedule.ravel()[:num_units] = np.arange(num_units)
     if serpentine:
@@ -110,7 +110,7 @@ def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
 def longest_first(cost: np.ndarray, clusters: int) -> np.ndarray:
     """Assigns units by falling cost, each to the cluster that is free first (Graham, 1969).
 
-    Units of equal cost keep their order, so that those that share operands run side by side.
+    Units of equal cost keep their order, so that units that share operands run at the same time.
     """
     free_at = [(0.0, cluster) for cluster in range(clusters)]
     lists: list[list[int]] = [[] for _ in range(clusters)]

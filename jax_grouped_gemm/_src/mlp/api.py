@@ -61,11 +61,11 @@ def ragged_mlp(
     quantized: QuantizedMlp | None = None,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
+    """Computes the MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D].
 
     The first `group_sizes[0]` rows go through the matrices of expert 0, the next `group_sizes[1]`
     through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
-    in gradients, whatever they hold, NaN and infinity included.
+    in gradients, even if they hold NaN or infinity.
 
     Operands are promoted to one dtype first. In bfloat16, one kernel computes gate, up and
     activation, biases included. The backward pass has one kernel for the gradients of gate, up and
@@ -93,14 +93,14 @@ def ragged_mlp(
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.
       weights: [m], the weight of each row, such as the router's; by default ones.
-      biases: those of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The
-        last is multiplied by the row's weight too.
+      biases: the biases of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None.
+        The bias of wo is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels fuse
         the named ones only. If a function closes over traced values, which get gradients too, the
         layer is composed of ragged products.
       precision: precision of the products, see `ragged_dot`.
-      group_offset: integer scalar or [1], possibly traced: the matrices of index i belong to the
+      group_offset: integer scalar or [1], possibly traced: the matrices with index i belong to the
         group `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
@@ -155,7 +155,7 @@ def gated_ragged_dot(
     concatenated: bool = False,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
+    """Computes the hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, F].
 
     This is `ragged_mlp` without its down projection. Use it for inference, and for layers with
     their own backward pass. For training prefer `ragged_mlp`: derivatives of this function are
@@ -166,7 +166,7 @@ def gated_ragged_dot(
       activation, precision, group_offset, implementation: see `ragged_mlp`.
       recipe: see `ragged_mlp`. The hidden layer is not quantised.
       quantized: the field `wi` of the result of `quantize_mlp`.
-      biases: those of wi_0 and wi_1, [g, F] each. Either may be None.
+      biases: the biases of wi_0 and wi_1, [g, F] each. Either may be None.
       concatenated: whether `wi_0` is gate and up next to each other, [g, D, 2 F]; `wi_1` is then
         None.
       preferred_element_type: dtype of the result, by default the dtype to which x and the matrices
@@ -239,7 +239,7 @@ def _checked(
         if name not in ("rows", "sizes", "offset")
     }
     check_floating(function, **arrays)
-    if tokens.rows is not None:  # all of their tokens are here
+    if tokens.rows is not None:  # a row may need any token
         refuse_sharded(function, rows=tokens.rows, **arrays)
     _check_shapes(function, operands, concatenated)
     if _is_concatenated(experts, concatenated):
@@ -252,7 +252,7 @@ def _checked(
 def _checked_biases(
     function: str, biases: Biases | None, *, with_down: bool
 ) -> list[jax.Array | None]:
-    """The biases of gate, up and down."""
+    """Returns the biases of gate, up and down."""
     number = 2 + with_down
     if biases is None:
         return [None] * 3
@@ -266,12 +266,12 @@ def _checked_biases(
 
 
 def _label(name: str) -> str:
-    """The caller's name of an operand."""
+    """Returns the caller's name of an operand."""
     return f"biases[{BIASES.index(name)}]" if name in BIASES else name
 
 
 def _is_concatenated(experts: ExpertWeights, asked: bool | None) -> bool:
-    """Whether wi_0 holds gate and up; None where wo tells how many columns a gate has."""
+    """Whether wi_0 holds gate and up. If `asked` is None, the rows of wo tell."""
     wo = experts.wo
     if asked is not None or experts.wi_1 is not None or wo is None or wo.ndim != 3:
         return bool(asked)

@@ -17,7 +17,7 @@ from jax_grouped_gemm._src.tile_choices import current_tiles
 
 
 def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax.Array:
-    """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
+    """Returns rows times their expert's matrix plus bias (times the row's weight), rounded once."""
     indices = dict(group_sizes=groups.sizes, group_offset=groups.offset)
     product = functools.partial(matmul, rows, matrices, **indices)
     if bias is None:
@@ -35,7 +35,7 @@ def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax
 def bias_rows(
     bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
 ) -> jax.Array:
-    """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
+    """Returns the bias [g, n] of each row's expert: [num_rows, n], zero if it is not local."""
     if 0 in (num_rows, *bias.shape):
         return jnp.zeros((num_rows, bias.shape[1]), bias.dtype)
     starts, ends = local_group_bounds(group_sizes, group_offset, bias.shape[0], num_rows)

@@ -52,7 +52,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
-    """hidden wo + weights bo."""
+    """Computes hidden wo + weights bo."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: DownOperands = plan.problem.given(operands)
@@ -86,7 +86,7 @@ def _activated(
 
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
-    """dgate, dup if there is an up, hidden and dweights."""
+    """Computes dgate, dup if there is an up, hidden and dweights."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: GradientOperands = plan.problem.given(operands)
@@ -107,17 +107,17 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         given,
         (dy, tokens, given.wo, gate, up),
         (like_gate, like_up, like_gate, partials),
-        # The gradients of gate and up are written where gate and up are.
+        # The gradients of gate and up overwrite gate and up.
         input_output_aliases={3: 0, 4: 1} if has_up else {3: 0},
     )
     dgate, dup, hidden, partial_sums = results
     gradients = [dgate, dup] if has_up else [dgate]
-    # Add one after the other, an order that no compiler's reduction changes.
+    # Add in a fixed order: a compiler may choose another order for a reduction.
     return [*gradients, hidden, functools.reduce(operator.add, partial_sums)]
 
 
 def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
-    """a0 w0^T + a1 w1^T."""
+    """Computes a0 w0^T + a1 w1^T."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedOperands = plan.problem.given(operands)
@@ -129,7 +129,7 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 
 
 def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
-    """x^T d0 and x^T d1 of each group."""
+    """Computes x^T d0 and x^T d1 of each group."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedWeightsOperands = plan.problem.given(operands)
@@ -157,7 +157,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 
 def down_weights(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
-    """hidden^T dy of each group."""
+    """Computes hidden^T dy of each group."""
     if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: DownWeightsOperands = plan.problem.given(operands)

@@ -28,7 +28,7 @@ RaggedDot = Callable[..., jax.Array]
 def projections(
     ragged_dot: RaggedDot, x: jax.Array, experts: ExpertWeights, groups: Groups
 ) -> tuple[jax.Array, jax.Array | None]:
-    """gate and up [m, F] of rows [m, D], under their checkpoint names; up is None without one.
+    """Returns gate and up (or None) [m, F] of rows [m, D], under their checkpoint names.
 
     Args:
       ragged_dot: computes the products; its other arguments are bound already.
@@ -48,15 +48,18 @@ def projections(
 
 
 def mlp(ragged_dot: RaggedDot, activation: Activation, operands: MlpOperands) -> jax.Array:
-    """weights * (activation(x wi_0 + b0) * (x wi_1 + b1) wo + bo): [m, D], or hidden without wo.
+    """Computes weights * (activation(x wi_0 + b0) * (x wi_1 + b1) wo + bo), hidden without wo.
 
     The router weight scales a row before the down projection instead of after it: the product is
     the same, and the backward pass needs no copy of the [m, D] result.
 
     Args:
       ragged_dot: see `projections`.
-      activation: of the hidden layer.
-      operands: with the rows themselves.
+      activation: the activation of the hidden layer.
+      operands: operands with the rows themselves, not with tokens.
+
+    Returns:
+      [m, D], or [m, F] without wo.
     """
     operands = operands.promoted()
     experts, groups, weights = operands.experts, operands.groups, operands.weights
@@ -68,7 +71,7 @@ def mlp(ragged_dot: RaggedDot, activation: Activation, operands: MlpOperands) ->
 
 
 def _both_biases(experts: ExpertWeights) -> jax.Array | None:
-    """The biases of gate and up as one [g, 2 F], None if there are none."""
+    """Returns the biases of gate and up as one array [g, 2 F], or None if there are none."""
     biases = experts.b0, experts.b1
     known = [bias for bias in biases if bias is not None]
     if not known:

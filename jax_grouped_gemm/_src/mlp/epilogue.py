@@ -10,15 +10,15 @@ import numpy as np
 from jax_grouped_gemm._src.activations import Activation
 
 FUNCTIONS = ("silu", "gelu", "relu", "relu2")
-"""Functions in the kernels' numbering; the first stands for all products with a sigmoid."""
+"""Functions in the kernels' numbering; the first stands for all that multiply by a sigmoid."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """hidden = function(g) (up + shift), named as the kernels' attributes.
+    """The parameters of hidden = function(g) (up + shift), named like the kernels' attributes.
 
-    Before that, gate is cut at `limit` from above, to g, and up on both sides. A `function` is
-    g sigmoid(alpha g (1 + cubic g^2)), gelu, relu, or its square, by their places in `FUNCTIONS`.
+    g is gate, clipped from above at `limit`; up is first clipped on both sides. `function` is the
+    index in `FUNCTIONS` of g sigmoid(alpha g (1 + cubic g^2)), gelu, relu or the square of relu.
     """
 
     alpha: float
@@ -29,7 +29,7 @@ class Epilogue:
 
     @classmethod
     def of(cls, activation: Activation) -> Epilogue | None:
-        """The epilogue with `activation`, None if no kernel has it."""
+        """Returns the epilogue with `activation`, or None if no kernel has it."""
         if activation.limit_after:
             return None
         limit = math.inf if activation.limit is None else activation.limit

@@ -53,7 +53,7 @@ class Experts:
       activation, precision, implementation, recipe, quantized: see `moe.dropless_mlp`.
       max_sms: the most multiprocessors that products use while gradients of tokens may travel,
         None for all.
-      has_values: whether the matrices have their values, not only shapes for `quantized`.
+      has_values: whether the matrices have values. If not, only `quantized` has their values.
     """
 
     function: str
@@ -68,8 +68,8 @@ class Experts:
     has_values: bool = True
 
     counts_rows: ClassVar[bool] = False
-    """Whether only the first rows, a number that the device knows, are computed, and results are
-    undefined in other rows. If not, rows that no expert owns are zero."""
+    """Whether only the first rows are computed, whose number the device knows, and other rows of
+    results are undefined. If False, rows that no expert owns are zero."""
 
     def __post_init__(self):
         if self.in_fp8 and (callable(self.implementation) or self.precision is not None):
@@ -86,7 +86,7 @@ class Experts:
 
     @property
     def of_rows(self) -> Any:
-        """The implementation of what moves rows."""
+        """The implementation of operations that move rows."""
         return None if callable(self.implementation) else self.implementation
 
     @property
@@ -133,11 +133,11 @@ class Experts:
           x: tokens, or rows.
           rows: number of rows of all experts; these experts have their share.
           groups: groups of the rows.
-          sizes: integers that the layer is computed with.
+          sizes: an operand of the layer, such as the group sizes.
           are_copies: whether rows are copies of tokens.
 
         Returns:
-          The experts, and the sizes, in which `explain` finds the choice.
+          The experts, and `sizes`, marked so that `explain` finds the choice.
         """
         if self.recipe is None or self._is_in_rows:
             return self, sizes
@@ -174,7 +174,7 @@ class Experts:
         return in_place.of_dy(self._operands(rows, weights, groups), vars(self.options))
 
     def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
-        """Returns the whole layer of few tokens x [T, D], None if rows have to be sorted."""
+        """Computes the layer of few tokens x [T, D]; returns None if rows must be sorted first."""
         if callable(self.implementation) or self.weights_on_input or self.in_fp8:
             return None
         chosen = as_indices("routing.experts", routing.experts)
@@ -186,7 +186,7 @@ class Experts:
         return decode.mlp(given, *sizes) if decode.is_taken(given, *sizes) else None
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
-        """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
+        """Computes the MLPs of rows [m, D], sorted by expert, with weights [m]: rows [m, D]."""
         reason = ""
         if self.weights.quantized and not (self.in_fp8 or callable(self.implementation)):
             given = self._operands(Rows(x), weights, groups)
@@ -221,7 +221,7 @@ class Experts:
         *,
         combines: bool = False,
     ) -> jax.Array:
-        """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
+        """Computes `ragged_mlp` of tokens or rows: [m, D], or the hidden layer [m, F] without wo.
 
         Args:
           rows, weights, groups: checked operands.
@@ -273,7 +273,7 @@ class Experts:
                 *static, operands, quantized, combines=combines, has_values=self.has_values
             )
         matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
-        # Another library's product may multiply rows past the count by zero.
+        # Copy all rows, because rows past the count must be finite, see `reads_every_row`.
         given_rows = dataclasses.replace(operands.rows, count=None)
         rows = Rows(on_rows(given_rows))
         owned = owned_rows(*operands.groups.indices, self.weights.count, rows.num_rows)

@@ -1,4 +1,4 @@
-"""Which products of an expert MLP read the rows of tokens where they are (docs/notes/moe.md)."""
+"""Decides which products of an expert MLP read the rows of tokens in place (docs/notes/moe.md)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
 # Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
-# the loads of rows takes longer than copying rows once. Rows that name no token are slow there, and
-# only a caller's own rows (without `inverse`) may have them inside a group.
+# the loads of rows takes longer than copying rows once. Rows without a token are slow to load. Only
+# a caller's own `rows` (without `inverse`) may have such rows inside a group.
 FORWARD_COLUMNS = 2880
 
 # Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
-# the same rows, which is faster than copies for groups of few rows in the mean.
+# the same rows. For groups of few rows in the mean, this is still faster than copies.
 GRADIENT_COLUMNS = 256
 FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
 
@@ -38,7 +38,7 @@ def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
 
 
 def gather(rows: Rows, reads_in_place: bool) -> Literal["", "before", "in place"]:
-    """How a kernel gets rows, as `MlpPlan.gather` has it."""
+    """Returns how a kernel gets rows, see `MlpPlan.gather`."""
     if rows.rows is None:
         return ""
     return "in place" if reads_in_place else "before"

@@ -1,8 +1,8 @@
 """The MLP of experts, and its derivative.
 
 JAX does not differentiate the parts of `ragged_mlp`. The tangent of the whole is one primitive,
-linear in the tangents of all operands. The transpose is three fused operations and the products of
-the weights' gradients.
+linear in the tangents of all operands. Its transpose consists of three fused operations and the
+products of the weights' gradients.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _tangent_transpose(dy, *leaves, tree, combines, **options):
 def _cotangents(
     dy_rows: Rows, given: TangentOperands, wanted: Differentials, options: Options
 ) -> Differentials:
-    """The cotangents of the operands that have an abstract array in `wanted`, from rows of dy."""
+    """Computes, from rows of dy, the cotangents of operands with an abstract array in `wanted`."""
     rows, experts, weights = given.primals.rows, given.primals.experts, given.primals.weights
     groups, wo = given.groups, experts.wo
     assert wo is not None
@@ -193,8 +193,8 @@ def _cotangents(
         found = dataclasses.replace(found, x=dx)
     matrices = wanted.wi, wanted.wi_0, wanted.wi_1
     if any(x is not None for x in matrices):
-        # Without a barrier XLA would find the earlier copies of x's rows, and keep these instead of
-        # x.
+        # Without a barrier, XLA would reuse the copies of x's rows from the forward pass, and keep
+        # these instead of x.
         x, gradients[0], found = barrier((rows.x, gradients[0], found))
         in_order = matrices[1:] if experts.wi is None else matrices[:1]
         asked = [d for d, aval in zip(gradients, in_order, strict=False) if aval is not None]

@@ -29,8 +29,8 @@ class Groups:
 
     Attributes:
       sizes: int32 [G], rows of each group.
-      offset: int32 [1], the group of the first local matrix. For functions of the caller it is
-        the caller's argument, which may be None.
+      offset: int32 [1], the group of the first local matrix. If the implementation is a
+        function, it is the caller's argument, which may be None.
     """
 
     sizes: jax.Array
@@ -50,7 +50,7 @@ class Rows:
 
     Attributes:
       x: tokens [T, D] with `rows`, else the rows [m, D].
-      rows: integers [m], the token of each row. A row is zero whose token is out of range.
+      rows: integers [m], the token of each row. A row whose token is out of range is zero.
       inverse: integers [T, k], the rows of each token, if they are known.
       count: int32 [1], the number of valid rows if not all are valid, only with `inverse`. Other
         rows are undefined.
@@ -66,7 +66,7 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        """m."""
+        """The number of rows, m."""
         return (self.x if self.rows is None else self.rows).shape[0]
 
     def of(self, x: jax.Array) -> Rows:
@@ -79,7 +79,7 @@ class Rows:
 class ExpertWeights:
     """The matrices and biases of the local experts.
 
-    Matrices may be a `QuantizedArray` each until `Experts` computes with them.
+    Each matrix may be a `QuantizedArray` until `Experts` computes with it.
 
     Attributes:
       wi: gate and up projections next to each other [g, D, 2 F]; None where `wi_0` is given.
@@ -129,18 +129,18 @@ class ExpertWeights:
 
     @property
     def count(self) -> int:
-        """g."""
+        """The number of local experts, g."""
         return self.projections[0].shape[0]
 
     @property
     def hidden_columns(self) -> int:
-        """F."""
+        """The number of hidden features, F."""
         columns = self.projections[0].shape[2]
         return columns if self.wi is None else columns // 2
 
     @property
     def halves(self) -> tuple[jax.Array, jax.Array | None]:
-        """wi_0 and wi_1, also where they are joined."""
+        """wi_0 and wi_1, cut out of `wi` if they are joined."""
         if self.wi is not None:
             gate, up = jnp.split(self.wi, 2, axis=2)
             return gate, up
@@ -148,12 +148,12 @@ class ExpertWeights:
         return self.wi_0, self.wi_1
 
     def result_dtype(self, x: jax.Array) -> np.dtype:
-        """The dtype to which x and the matrices promote; quantised matrices have x's dtype."""
+        """Returns the dtype to which x and the matrices that are not quantised promote."""
         arrays = [x for x in self.matrices if not isinstance(x, QuantizedArray)]
         return np.dtype(jnp.result_type(x, *arrays))
 
     def layer(self, x: Any, rows: int, groups: int, *, are_copies: bool) -> Layer:
-        """Returns the layer's sizes for these experts' share of all rows, which are x or copies."""
+        """Returns the sizes of these experts' share of all rows, which are x or copies of x."""
         share = Dot.of(rows, self.projections[0].shape, groups)
         return Layer(
             share.g,
@@ -166,7 +166,7 @@ class ExpertWeights:
         )
 
     def astype(self, dtype: np.dtype) -> ExpertWeights:
-        """Returns the matrices in that dtype, and biases unchanged."""
+        """Returns the weights with matrices of `dtype`, and unchanged biases."""
         names = "wi", "wi_0", "wi_1", "wo"
         given = {name: x for name, x in named(self).items() if name in names}
         return dataclasses.replace(self, **{name: x.astype(dtype) for name, x in given.items()})
@@ -187,7 +187,7 @@ class MlpOperands:
 
     @property
     def num_rows(self) -> int:
-        """m."""
+        """The number of rows, m."""
         return self.rows.num_rows
 
     @property
@@ -208,12 +208,12 @@ class MlpOperands:
         ]
 
     def aligned(self) -> MlpOperands:
-        """All operands cast to vary over the same manual mesh axes."""
+        """Returns all operands, cast to vary over the same manual mesh axes."""
         leaves, tree = jax.tree.flatten(self)
         return jax.tree.unflatten(tree, align_varying(*leaves))
 
     def promoted(self) -> MlpOperands:
-        """x and the matrices in the dtype to which they promote."""
+        """Returns the operands, with x and the matrices in the dtype to which they promote."""
         rows, experts = self.rows.of(self.rows.x.astype(self.dtype)), self.experts
         return dataclasses.replace(self, rows=rows, experts=experts.astype(self.dtype))
 
@@ -255,7 +255,7 @@ class DownOperands:
 
     @property
     def num_rows(self) -> int:
-        """m."""
+        """The number of rows, m."""
         return self.hidden.shape[0]
 
 
@@ -308,7 +308,7 @@ class DownWeightsOperands:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Differentials:
-    """Tangents or cotangents of the operands of an MLP; None for those that are zero."""
+    """Tangents or cotangents of the operands of an MLP, None where they are zero."""
 
     b0: jax.Array | None = None
     b1: jax.Array | None = None
@@ -351,7 +351,7 @@ def named(operands: Any) -> dict[str, Any]:
 
 
 def dtypes_of(operands: Any) -> str:
-    """Names dtypes of rows, matrices and biases; kernels take float32 biases with any dtype."""
+    """Names the dtypes of arrays, except for float32 biases, which kernels take with any dtype."""
     arrays = {name: x for name, x in named(operands).items() if not isinstance(x, QuantizedArray)}
     found = {
         x.dtype.name

@@ -48,17 +48,17 @@ SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 
 FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
-"""Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
+"""Mean rows of a group up to which the kernel that reads weights once is faster, and its tile."""
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
-# 1 to 11 % (docs/notes/moe.md). Both gradients of the hidden layer are then alive until both
-# results are written, where XLA may put a result into the place of one of them.
+# 1 to 11 % (docs/notes/moe.md). But one product keeps both gradients of the hidden layer until both
+# results are written. With two products, XLA may put a result into the place of a gradient.
 PAIRED_COLUMNS = 2048
 
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
-# The cost of a column of a narrow tile, in columns of a wide one: its operands are read more often.
-# 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
+# The cost of a column of a narrow tile, in columns of a wide tile. Narrow tiles read operands more
+# often. Measured: 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
 NARROW_COLUMN = 1.2
 
 
@@ -124,7 +124,7 @@ class MlpPlan(Plan[MlpProblem]):
     packed: tuple[Plan[PackedProblem], ...] = ()
 
     def compose(self, *operands: jax.Array) -> Any:
-        """The operation as ragged products."""
+        """Computes the operation as ragged products."""
         return op_named(self.problem.op).reference(*operands, **self.problem.params)
 
     @functools.cached_property
@@ -150,7 +150,7 @@ class MlpPlan(Plan[MlpProblem]):
 
 
 def plan_mlp(problem: MlpProblem, target: Target) -> MlpPlan:
-    """Plans an operation: with a kernel or, where none runs it, composed."""
+    """Plans an operation: with a kernel, or composed where no kernel runs it."""
     fusion = FUSIONS[problem.op]
     plan = functools.partial(MlpPlan, problem, target=target)
     if problem.params["implementation"] == "xla":
@@ -176,7 +176,7 @@ def _gated_epilogue(problem: MlpProblem[MlpOperands]) -> str:
 
 
 def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
-    """The epilogue of the sums of gate and up, in words."""
+    """Describes the epilogue of the sums of gate and up."""
     gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
     if experts.has_up:
@@ -227,7 +227,7 @@ def _gradient_epilogue(problem: MlpProblem[GradientOperands]) -> str:
 
 
 def _paired_weights(plan: MlpPlan) -> MlpPlan:
-    """The plan of two gradients of weights, unless XLA is faster."""
+    """Completes the plan of two gradients of weights, which is composed if XLA is faster."""
     problem, (_, kernel) = plan.problem, plan.launched
     columns = problem.operands.d0.shape[1]
     one = plan_product(contracting, *_one_product(problem, columns), plan.target)
@@ -251,7 +251,7 @@ def _gathering_dy(plan: MlpPlan) -> MlpPlan:
 
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
-    """The plan of the gradient of wo from rows of dy in place, unless XLA is faster."""
+    """Completes the plan of the gradient of wo from dy in place, composed if XLA is faster."""
     problem, (_, kernel) = plan.problem, plan.launched
     operands = _one_product(problem, problem.operands.hidden.shape[1])
     one = plan_product(contracting, *operands, plan.target)
@@ -264,7 +264,7 @@ def _down_weights(plan: MlpPlan) -> MlpPlan:
 def _one_product(
     problem: MlpProblem[PairedWeightsOperands | DownWeightsOperands], columns: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the operands and parameters of a weight gradient with so many columns."""
+    """Returns the operands and parameters of a weight gradient of `columns` columns."""
     x, rows = problem.operands.rows.x, problem.operands.rows.num_rows
     avals = [
         jax.ShapeDtypeStruct((rows, x.shape[1]), x.dtype),
@@ -277,7 +277,7 @@ def _one_product(
 
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
-    """Returns the kernel to take; the first for a forward tile that is asked for but unknown."""
+    """Returns the kernel to take: the first if no kernel has the forward tile that is asked for."""
     asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
@@ -286,8 +286,8 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
-    """Whether one kernel computes an operation. Decides what is traced, before the device is known,
-    so it follows from shapes alone."""
+    """Whether one kernel computes an operation. This decides what is traced, before the device is
+    known, so it follows from shapes alone."""
     problem = MlpProblem(op, operands, params)
     return params["implementation"] != "xla" and not _unfused_reason(problem)
 
@@ -297,13 +297,13 @@ def _has_few_rows(problem: MlpProblem) -> bool:
 
 
 def _may_take_few_rows(problem: MlpProblem) -> bool:
-    """Whether the kernel for few rows may run, and may round differently than what runs for more
+    """Whether the kernel for few rows may run. It may round differently than operations for more
     rows, because XLA's elementwise passes have other bits than an epilogue."""
     return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
 
 
 def _unfused_reason(problem: MlpProblem) -> str:
-    """Why no fused kernel computes this, empty if one does."""
+    """Returns why no fused kernel computes this, an empty string if one does."""
     fusion = FUSIONS[problem.op]
     if not fusion.kernels:
         return "no kernel computes tangents, only gradients"
@@ -322,7 +322,7 @@ def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
 def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
     has_bias = problem.operands.bo is not None
     few_rows = _may_take_few_rows(problem) if has_bias else _has_few_rows(problem)
-    return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
+    return "" if few_rows else "the ragged product has a kernel for groups of this many rows"
 
 
 def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
@@ -338,7 +338,7 @@ class Fusion:
     """An operation of an MLP that one kernel may compute.
 
     Attributes:
-      kernels: its table.
+      kernels: the kernel table of the operation.
       epilogue: what a kernel does to its sums, in words.
       unfused: why no kernel computes a problem with suitable operands, empty if one does.
       finish: completes a plan with a kernel.
@@ -371,7 +371,7 @@ FUSIONS = {
 
 
 def planner(op: str, plan_of: Callable[[Any, Target], MlpPlan] = plan_mlp) -> Planner:
-    """Returns the planner of the primitive of that name."""
+    """Returns the planner of the primitive `op`."""
 
     def plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]

@@ -64,7 +64,7 @@ def _names(tree) -> list[str]:
 
 
 def with_one_bias(operands, params, split):
-    """Returns a device's operands: only one term of a sum over hidden features adds the bias."""
+    """Returns a device's operands. If hidden features are split, only one device keeps the bias."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
         by_name = zip(_names(params["tree"]), operands, strict=True)
@@ -246,7 +246,7 @@ for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, DOWN_WEIGHTS
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The parameters that the primitives have in common. A reference lacks those of kernels."""
+    """The parameters that the primitives have in common. References lack parameters of kernels."""
 
     activation: Activation
     precision: Any
@@ -265,7 +265,7 @@ class Options:
         zeroes_unowned: bool = True,
         max_sms: int | None = None,
     ) -> Options:
-        """Checked options, with the current choices of tiles.
+        """Returns checked options, with the current choices of tiles.
 
         Without `zeroes_unowned`, rows that no local group owns are undefined, in results and
         gradients. `max_sms` limits the products of weights' gradients that run while the gradient

@@ -42,7 +42,7 @@ class MlpProblem(Generic[Operands]):
         return (dtypes_of(self.operands),) * 3
 
     def given(self, arrays: tuple[jax.Array, ...]) -> Operands:
-        """The operands of the primitive, typed."""
+        """Returns the operands of the primitive, in their structure."""
         return self.params["tree"].unflatten(arrays)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class MlpProblem(Generic[Operands]):
 
 
 def unsuitable_operands(problem: MlpProblem, kernel: Kernel) -> str:
-    """Why a fused kernel does not take these operands, empty if they are suitable."""
+    """Returns why a fused kernel does not take these operands, an empty string if it does."""
     operands, params = problem.operands, problem.params
     activation = params.get("activation")
     arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}

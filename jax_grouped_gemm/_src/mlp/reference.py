@@ -60,7 +60,7 @@ class Products:
         *,
         transpose_rhs: bool = False,
     ) -> jax.Array:
-        """[m, k] x [g, k, n] -> [m, n]; with `transpose_rhs`, a cotangent of rows."""
+        """Multiplies [m, k] x [g, k, n] -> [m, n]; with `transpose_rhs`, a cotangent of rows."""
         return ragged_noncontracting(
             lhs,
             rhs,
@@ -85,7 +85,7 @@ class Products:
         num_groups: int,
         is_limited: bool = False,
     ) -> jax.Array:
-        """[m, k] with [m, n] -> [num_groups, k, n], a cotangent of weights.
+        """Contracts the rows of [m, k] and [m, n]: [num_groups, k, n], a cotangent of weights.
 
         The product uses at most `max_sms` multiprocessors if `is_limited`.
         """
@@ -106,7 +106,7 @@ class Products:
 
 
 def row_weights(weights, owned, like) -> jax.Array:
-    """Router weights, ones by default, and zero where no group owns the row."""
+    """Returns the weights of rows, ones by default, and zero where no group owns the row."""
     weights = 1 if weights is None else weights
     return jnp.where(owned, weights, 0).astype(at_least_float32(like.dtype))
 
@@ -114,13 +114,13 @@ def row_weights(weights, owned, like) -> jax.Array:
 def gated_ragged_dot(
     given: MlpOperands, *, activation: Activation, residuals: bool, **options: Any
 ) -> list[jax.Array]:
-    """hidden [m, F] = weights * activation(x wi_0 + b0) * (x wi_1 + b1).
+    """Computes hidden [m, F] = weights * activation(x wi_0 + b0) * (x wi_1 + b1).
 
     Args:
       given: operands without `wo` and `bo`.
-      activation: of the hidden layer.
+      activation: the activation of the hidden layer.
       residuals: whether gate and up are results too.
-      **options: of `Products`.
+      **options: the fields of `Products`.
 
     Returns:
       hidden and, with `residuals`, gate and up. All are zero in rows that no local group owns.
@@ -136,9 +136,9 @@ def gated_ragged_dot(
 
 
 def biased_ragged_dot(given: DownOperands, **options: Any) -> jax.Array:
-    """y [m, D] = hidden wo + weights bo, added up in float32 at least and rounded once.
+    """Computes y [m, D] = hidden wo + weights bo, in float32 at least, and rounds once.
 
-    `options` are those of `Products`.
+    `options` are the fields of `Products`.
     """
     hidden, wo, weights = given.hidden, given.wo, None
     if given.bo is not None:
@@ -155,10 +155,10 @@ def sums_of_groups(
     num_groups: int,
     implementation: Implementation,
 ) -> jax.Array:
-    """The sum of each group's rows [m, n], times `weights` [m]: [num_groups, n], float32 at least.
+    """Adds up each group's rows [m, n] times `weights` [m]: [num_groups, n], float32 at least.
 
-    The sum is a product with columns of the rows' dtype, which are parts of the float32 weights, so
-    that rows are read once, without conversion.
+    The sums are a product of the rows with columns of their dtype, the parts of float32 weights. So
+    rows are read once, without conversion.
     """
     dtype = rows.dtype
     weights = jnp.ones(rows.shape[:1], dtype) if weights is None else weights
@@ -188,7 +188,7 @@ def sums_of_groups(
 
 
 def dots_with_biases(rows: jax.Array, biases: jax.Array, groups: Groups) -> jax.Array:
-    """<row, bias of its group> of rows [m, n] and biases [g, n]: [m], zero for rows of no group."""
+    """Returns each row's dot product [m] with its group's bias [g, n], zero for unowned rows."""
     dtype = at_least_float32(rows.dtype)
     sizes, offset = groups.indices
     added = bias_rows(biases.astype(dtype), sizes, offset[0], rows.shape[0])
@@ -204,8 +204,8 @@ def gated_ragged_dot_transpose(
 
     Args:
       given: the operands.
-      activation: of the hidden layer.
-      **options: of `Products`.
+      activation: the activation of the hidden layer.
+      **options: the fields of `Products`.
 
     Returns:
       dgate, dup if there is an up, and hidden [m, F], and dweights float32 [m]. With dh = dy wo^T,
@@ -228,7 +228,7 @@ def gated_ragged_dot_transpose(
 
 
 def paired_ragged_dot(given: PairedOperands, **options: Any) -> jax.Array:
-    """a0 w0^T + a1 w1^T [m, D], added up in float32 and rounded once."""
+    """Computes a0 w0^T + a1 w1^T [m, D] in float32, and rounds once."""
     dtype = given.a0.dtype
     indices = *given.groups.indices, at_least_float32(dtype)
     product = functools.partial(Products(**options).rows, transpose_rhs=True)
@@ -239,12 +239,12 @@ def paired_ragged_dot(given: PairedOperands, **options: Any) -> jax.Array:
 def paired_weight_gradients(
     given: PairedWeightsOperands, *, num_groups: int, **options: Any
 ) -> list[jax.Array]:
-    """x^T d0 and x^T d1 of the rows of each group, both [num_groups, D, F].
+    """Computes x^T d0 and x^T d1 of the rows of each group, both [num_groups, D, F].
 
     Args:
       given: the operands.
       num_groups: local groups.
-      **options: of `Products`.
+      **options: the fields of `Products`.
     """
     x, indices = on_rows(given.rows), given.groups.indices
     product = functools.partial(Products(**options).weights, num_groups=num_groups, is_limited=True)
@@ -254,12 +254,12 @@ def paired_weight_gradients(
 def down_weight_gradient(
     given: DownWeightsOperands, *, num_groups: int, **options: Any
 ) -> jax.Array:
-    """hidden^T dy of the rows of each group, [num_groups, F, D].
+    """Computes hidden^T dy of the rows of each group, [num_groups, F, D].
 
     Args:
       given: the operands.
       num_groups: local groups.
-      **options: of `Products`.
+      **options: the fields of `Products`.
     """
     products, dy = Products(**options), on_rows(given.rows)
     return products.weights(given.hidden, dy, *given.groups.indices, num_groups=num_groups)
@@ -268,13 +268,13 @@ def down_weight_gradient(
 def ragged_mlp_tangent(
     given: TangentOperands, *, activation: Activation, combines: bool = False, **options: Any
 ) -> jax.Array:
-    """The tangent of y = hidden wo + weights bo, linear in the tangents of all operands.
+    """Computes the tangent of y = hidden wo + weights bo, linear in the operands' tangents.
 
     Args:
       given: the operands.
-      activation: of the hidden layer.
+      activation: the activation of the hidden layer.
       combines: whether the rows of each token are summed up.
-      **options: of `Products`.
+      **options: the fields of `Products`.
 
     Returns:
       [m, D], or [T, D] with `combines`.
@@ -285,12 +285,12 @@ def ragged_mlp_tangent(
     product = Products(**options).rows
 
     def on_its_rows(bias):
-        """The bias of each row, in float32 at least."""
+        """Returns the bias of each row, in float32 at least."""
         dtype = at_least_float32(gate.dtype)
         return bias_rows(bias.astype(dtype), indices[0], indices[1][0], gate.shape[0])
 
     def projected(matrix, matrix_dot, like):
-        """The tangent of x times a matrix."""
+        """Returns the tangent of x times a matrix."""
         terms = []
         if dots.x is not None:
             terms.append(product(on_rows(rows.of(dots.x)), matrix, *indices))

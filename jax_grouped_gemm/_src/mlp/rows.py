@@ -19,12 +19,12 @@ def on_rows(rows: Rows) -> jax.Array:
 
 
 def copies(rows: Rows) -> jax.Array:
-    """Computes `on_rows` by a kernel in any case, for bits of quantised tokens or for scales."""
+    """Computes `on_rows` by a kernel even without `inverse`, for quantised tokens or scales."""
     return moves.gather_rows(rows.x, *_pairs(rows), divisor=1, implementation=None)
 
 
 def combine(y: jax.Array, rows: Rows) -> jax.Array:
-    """The sum of each token's rows: y [m, D] -> [T, D], the transpose of `on_rows`.
+    """Adds up the rows y [m, D] of each token: [T, D], the transpose of `on_rows`.
 
     Terms are in the order of `inverse`, or in the order of rows if there is no `inverse`.
     """
@@ -32,8 +32,8 @@ def combine(y: jax.Array, rows: Rows) -> jax.Array:
 
 
 def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
-    """Computes `combine`, not differentiable, with sums for other devices first, so that these
-    travel while this device adds up its own."""
+    """Computes `combine` with the sums for other devices first, so that these travel while this
+    device adds up its own sums. The function is not differentiable."""
     if rows.sources == 1:
         return combine(y, rows)
     assert rows.inverse is not None
@@ -50,8 +50,8 @@ def combine_for_sources(y: jax.Array, rows: Rows) -> jax.Array:
 
 
 def _pairs(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns rows and tokens as `rows.reference` has them, without weights. Rows have tokens, but
-    no pairs."""
+    """Returns the operands of `rows.reference`, without weights. Rows name tokens here, not
+    pairs."""
     assert rows.rows is not None
     tokens, inverse, count = rows.x.shape[0], rows.inverse, rows.count
     if inverse is None:

@@ -35,7 +35,7 @@ POLAR_EXPRESS: tuple[Triple, ...] = tuple(
     )
 )
 
-# "standard" is Optax's word for the classic ones.
+# "standard" is Optax's name of the classic coefficients.
 NAMED: dict[str, Triple | tuple[Triple, ...]] = {
     "classic": CLASSIC,
     "standard": CLASSIC,
@@ -51,7 +51,7 @@ def table(coefficients: Coefficients) -> np.ndarray:
     """Returns one triple [3], or one for each step [steps, 3].
 
     Raises:
-      ValueError: `coefficients` is no name and has no triples.
+      ValueError: `coefficients` is neither a known name nor triples.
     """
     if isinstance(coefficients, str):
         if coefficients not in NAMED:
@@ -70,10 +70,10 @@ def table(coefficients: Coefficients) -> np.ndarray:
 
 
 def iterations(coefficients: Coefficients, steps: Any) -> tuple[list[Triple], Any]:
-    """Returns a triple for each step and their number; one triple for a traced number of steps.
+    """Returns a triple for each step, or one triple if `steps` is traced, and the number of steps.
 
     Raises:
-      ValueError: `coefficients` are no triples, or `steps` is negative or no integer.
+      ValueError: `coefficients` are not triples, or `steps` is negative or not an integer.
     """
     triples = table(coefficients)
     if triples.ndim == 2:
@@ -89,13 +89,13 @@ def iterations(coefficients: Coefficients, steps: Any) -> tuple[list[Triple], An
 def segments(
     triples: Sequence[Triple], restarts: Sequence[int] | None, dtype: np.dtype
 ) -> list[Sequence[Triple]]:
-    """The triples between restarts of Gram Newton-Schulz.
+    """Returns the triples of each segment between restarts of Gram Newton-Schulz.
 
     Args:
       triples: triples of all steps.
-      restarts: the steps after which the iteration restarts. None means two steps a segment, and
-        three in the first if their number is odd; three in the last segment would take equally
-        long, but the result is five times as accurate this way.
+      restarts: the steps after which the iteration restarts. None means two steps a segment, but
+        three in the first segment if the number of steps is odd. Three in the last segment would
+        take equally long, but be five times less accurate.
       dtype: dtype of the iteration.
 
     Raises:
@@ -117,7 +117,7 @@ def segments(
     longest = max(map(len, parts))
     if dtype.itemsize == 2 and longest > MOST_STEPS_OF_SEGMENT:
         raise ValueError(
-            f"restarts={restarts!r} leave {longest} steps in a row, of which {dtype} bears "
+            f"restarts={restarts!r} leave {longest} steps in a row, but {dtype} allows at most "
             f"{MOST_STEPS_OF_SEGMENT}"
         )
     return parts

@@ -39,7 +39,7 @@ class Axes(NamedTuple):
         """Returns the axes of a leaf with `ndim` dimensions.
 
         Raises:
-          ValueError: `numbers` name an axis twice, or one that the leaf does not have.
+          ValueError: `numbers` name an axis twice, or an axis that the leaf lacks.
         """
         named = []
         for axes in (numbers.reduction_axis, numbers.output_axis):
@@ -58,16 +58,16 @@ class Axes(NamedTuple):
         return tuple(math.prod(shape[i] for i in axes) for axes in self[1:])  # type: ignore[return-value]
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
-        """The leaf as matrices [..., in, out]."""
+        """Returns the leaf as matrices [..., in, out]."""
         order = [axis for axes in self for axis in axes]
         batch = tuple(x.shape[axis] for axis in self.batch)
         return jnp.transpose(x, order).reshape(*batch, *self.sizes(x.shape))
 
     def sharding_of_matrices(self, sharding: NamedSharding | None) -> NamedSharding | None:
-        """Returns how `to_matrices` of a leaf with that sharding is split.
+        """Returns the sharding of `to_matrices` of a leaf with this sharding.
 
         Raises:
-          ValueError: an axis is split that is merged with other axes.
+          ValueError: `sharding` splits an axis that is merged with other axes.
         """
         if sharding is None:
             return None
@@ -85,7 +85,7 @@ class Axes(NamedTuple):
         return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
     def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
-        """Undoes `to_matrices`: returns the leaf of that shape with these matrices."""
+        """Undoes `to_matrices`: returns the leaf of shape `shape` with these matrices."""
         order = [axis for axes in self for axis in axes]
         x = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
@@ -98,8 +98,9 @@ def spread(numbers: Numbers, tree: Any) -> Any:
     """Returns the dimension numbers of every leaf of `tree`, None for leaves without matrices.
 
     Args:
-      numbers: None for the last two axes of all leaves that have as many; else dimension numbers,
-        or None, for all leaves of a subtree: a prefix of the tree, or a function of it.
+      numbers: None means the last two axes of every leaf that has two axes or more. Otherwise
+        a tree of dimension numbers or None, whose structure is a prefix of that of `tree`, or a
+        function of `tree` that returns such a tree.
       tree: parameters, or gradients.
     """
     if callable(numbers) and not is_numbers(numbers):
@@ -118,7 +119,7 @@ def over_leaves(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
 
 
 class Spread:
-    """A leaf that holds any value, even one that is no leaf."""
+    """A leaf of a pytree that holds any value, even a value that is a pytree itself."""
 
     def __init__(self, value: Any):
         self.value = value

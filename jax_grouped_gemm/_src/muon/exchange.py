@@ -4,7 +4,7 @@ Matrices that are split inside are exchanged twice. Before the iteration each de
 whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
 devices it is cut into chunks: copy engines bring a chunk while the device iterates on another.
 
-Instead, each device may iterate on its own blocks, which it need not exchange.
+Alternatively, each device iterates on its own blocks, without an exchange.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def split_of(name: str, x: jax.Array, sharding: Any) -> Split | None:
     Args:
       name: name of the argument, for messages.
       x: matrices [..., m, n].
-      sharding: a `NamedSharding`, or None for what the type of `x` says over explicit axes.
+      sharding: a `NamedSharding`, or None for the sharding over explicit axes in the type of `x`.
 
     Raises:
-      TypeError: `sharding` is anything else.
+      TypeError: `sharding` is neither a `NamedSharding` nor None.
       ValueError: `sharding` splits both dimensions of a matrix, or unevenly.
     """
     if sharding is None:
@@ -107,12 +107,13 @@ def on_split_matrices(
         whole matrices.
 
     Returns:
-      The results, split like the leaves. Results of blocks have the RMS of whole matrices' results.
+      The results, split like the leaves. Results of blocks are scaled to the RMS that results of
+      whole matrices have.
     """
     whole = functools.partial(_on_whole_matrices, iterate, splits)
     blocks = functools.partial(_on_blocks, iterate, splits)
 
-    # Choose inside, because XLA gathers what a condition over auto axes reads.
+    # Choose inside `shard_map`, because XLA gathers the operands of a condition over auto axes.
     def either(blockwise: jax.Array, *parts: jax.Array) -> tuple[jax.Array, ...]:
         return lax.cond(blockwise, blocks, whole, *parts)
 
@@ -123,7 +124,7 @@ def on_split_matrices(
         function = blocks
     elif blockwise is not False:
         function, operands, in_specs = either, (blockwise, *xs), (PartitionSpec(), *specs)
-    # Refuse derivatives: those of bits that travel would silently be zero.
+    # Refuse derivatives, because an exchange of bits would silently have zero derivatives.
     run = jax.custom_jvp(
         jax.shard_map(
             function, mesh=splits[0].mesh, in_specs=in_specs, out_specs=specs, check_vma=False
@@ -163,7 +164,7 @@ def _on_blocks(
 
 
 def _as_large_as_whole(y: jax.Array, split: Split) -> jax.Array:
-    """Scales orthogonal blocks: the squares of elements have the mean 1 / (longer side)."""
+    """Scales blocks: squares of an orthogonal matrix's elements have the mean 1 / longer side."""
     whole = list(y.shape[-2:])
     whole[split.dim] *= split.devices
     ratio = max(y.shape[-2:]) / max(whole)
@@ -172,8 +173,8 @@ def _as_large_as_whole(y: jax.Array, split: Split) -> jax.Array:
 
 def _refuse_derivatives(*_: Any) -> NoReturn:
     raise NotImplementedError(
-        "orthogonalize has no derivative for matrices that are split inside: make them whole, or "
-        "split their leading axis"
+        "orthogonalize has no derivative for matrices whose rows or columns are split: replicate "
+        "the matrices, or split their leading axis"
     )
 
 
@@ -182,7 +183,8 @@ def _in_chunks(
 ) -> list[jax.Array]:
     """Returns this device's parts of the results for stacks [g, m, n], split along `dims`.
 
-    During the iteration on a chunk, one all-to-all brings the next and takes the last results.
+    During the iteration on a chunk, one all-to-all brings the next chunk and returns the previous
+    results.
     """
     chunks = _chunks([len(x) for x in stacks], sum(x.nbytes for x in stacks), split.devices)
     outs: list[list[jax.Array]] = [[] for _ in stacks]
@@ -276,8 +278,8 @@ def _exchanged(
 ) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
     """Returns the result of each leg, from one all-to-all of bits for all legs.
 
-    Also returns `later`, for what is sent afterwards. Otherwise XLA would pack several chunks in
-    one kernel, which waits for all of its inputs.
+    Also returns `later`, the arrays of later exchanges, ordered after this one. Otherwise XLA would
+    pack several chunks in one kernel, which waits for all of its inputs.
     """
     if not legs:
         return [], later
@@ -303,7 +305,7 @@ def _exchanged(
 def _all_to_all(
     rows: jax.Array, names: Names, later: Sequence[jax.Array]
 ) -> tuple[jax.Array, Sequence[jax.Array]]:
-    """Sends row i of each device to device i, which gets rows in the order of their devices."""
+    """Sends row i of each device to device i, which gets rows in the order of the devices."""
     if len(rows) != 2:
         came = lax.all_to_all(rows, names, split_axis=0, concat_axis=0, tiled=True)
         return barrier((came, later))

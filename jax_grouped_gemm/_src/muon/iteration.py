@@ -1,11 +1,11 @@
 """Newton-Schulz iterations of lists of stacks of matrices, in grouped launches.
 
-Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of matrices X, which
-are described as wide. Tall matrices are not transposed: X^T X and X P replace X X^T and P X. The
+Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of matrices X. The
+formulas here are for wide X. Tall X are not transposed: X^T X and X P replace X X^T and P X. The
 standard method multiplies X in every step. Gram Newton-Schulz
 (https://github.com/Dao-AILab/gram-newton-schulz) iterates on small square matrices instead, which
-are polynomials of R = X X^T. They commute, so products are symmetric, and half of each is computed.
-X is multiplied once in each segment.
+are polynomials of R = X X^T. These matrices commute, so their products are symmetric, and half of
+each product is computed. X is multiplied once in each segment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Products:
         self._is_tall = is_tall
 
     def _update(self, factors: dict[str, Any], c: Any = None, **options: Any) -> Stacks:
-        """Computes both triangles, without cut tiles: cuts depend on the number of matrices."""
+        """Computes both triangles. Tiles stay whole, as cuts depend on the number of matrices."""
         results = update(
             factors,
             c,
@@ -46,7 +46,7 @@ class Products:
         return list(results)
 
     def gram(self, xs: Stacks) -> Stacks:
-        """X X^T."""
+        """Returns X X^T."""
         outs = list(xs)
         for is_tall in (False, True):
             own = [i for i, tall in enumerate(self._is_tall) if tall == is_tall]
@@ -57,7 +57,7 @@ class Products:
         return outs
 
     def polynomial(self, rs: Stacks, triple: Triple, scales: Scales | None = None) -> Stacks:
-        """a I + b R + c R^2, with R times the squared scale of its matrix if there are scales."""
+        """Returns a I + b R + c R^2. With `scales`, R is first multiplied by their squares."""
         a, b, c = triple
         if scales is None:
             return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a)
@@ -65,11 +65,11 @@ class Products:
         return self._update({"a": rs}, rs, alpha=alpha, beta=beta, diagonal=a)
 
     def multiply(self, ps: Stacks, qs: Stacks, scales: Scales | None = None) -> Stacks:
-        """P Q, of polynomials of one matrix, which commute; times scales if there are any."""
+        """Returns P Q, times `scales`; P and Q are polynomials of one matrix, which commute."""
         return self._update({"a": ps, "b": qs}, symm=True, alpha=1.0 if scales is None else scales)
 
     def apply(self, ps: Stacks, xs: Stacks, scales: Scales | None = None) -> Stacks:
-        """P X, times a scale for each matrix if there are any."""
+        """Returns P X, times `scales`."""
         pairs = [
             (x, p) if tall else (p, x) for p, x, tall in zip(ps, xs, self._is_tall, strict=True)
         ]
@@ -124,7 +124,7 @@ def standard(
     products: Products,
     precondition: Precondition | None = None,
 ) -> Stacks:
-    """Steps X <- (a I + b R + c R^2) X with R = X X^T."""
+    """Runs the steps X <- (a I + b R + c R^2) X with R = X X^T."""
     for step, triple in enumerate(triples):
         rs = products.gram(xs)
         scales = precondition(products, rs) if precondition and step == 0 else None
@@ -138,7 +138,7 @@ def gram(
     products: Products,
     precondition: Precondition | None = None,
 ) -> Stacks:
-    """The steps of each segment on R = X X^T, then one product with X."""
+    """Runs the steps of each segment on R = X X^T, and then multiplies X once."""
     for segment, triples in enumerate(segments):
         rs, qs = products.gram(xs), None
         scales = precondition(products, rs) if precondition and segment == 0 else None

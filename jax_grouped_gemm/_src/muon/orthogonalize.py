@@ -104,8 +104,8 @@ def orthogonalize(
       Arrays shaped like `matrices`, of their dtypes.
 
     Raises:
-      TypeError: `matrices` is no sequence of real floating-point arrays of two dimensions at least,
-        `dtype` is not floating point, or `blockwise` is no boolean.
+      TypeError: `matrices` is not a sequence of real floating-point arrays of two dimensions or
+        more, `dtype` is not floating point, or `blockwise` is not a boolean.
       ValueError: `steps` is negative, `coefficients` are not triples, an option is invalid, or
         both rows and columns are split.
     """
@@ -194,8 +194,8 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
     checked_choice("method", method, get_args(Method))
     if method == "gram" and dtype == jnp.bfloat16:
         raise ValueError(
-            "method='gram' needs more than the 8 bits of bfloat16, whose errors it would blow up: "
-            "use dtype=float16, which is as fast"
+            "method='gram' would amplify the rounding errors of bfloat16, which has 8 bits: use "
+            "dtype=float16, which is as fast"
         )
     if isinstance(steps, jax.Array):
         if method == "gram":
@@ -213,7 +213,7 @@ def _checked_blockwise(blockwise: bool | jax.Array) -> bool | jax.Array:
 
 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:
-    """Whether to take "gram"; depends only on the matrix's shape, not on others in the call."""
+    """Whether to take "gram". This depends only on the matrix's shape, not on other matrices."""
     if method == "auto":
         shorter, longer = sorted(x.shape[-2:])
         return dtype == jnp.float16 and longer >= LEAST_GRAM_RATIO * shorter
@@ -238,7 +238,7 @@ def _checked_matrices(matrices: Iterable[jax.Array]) -> list[jax.Array]:
 
 
 def _scales(scale: ArrayLike | Sequence[ArrayLike], count: int) -> list[ArrayLike]:
-    """Returns a number for each entry."""
+    """Returns a scale for each entry."""
     scales = list(scale) if isinstance(scale, Sequence) else [scale] * count
     if len(scales) != count:
         raise ValueError(f"scale has {len(scales)} entries, but matrices has {count}")
@@ -268,7 +268,7 @@ def _norm(x: jax.Array) -> jax.Array:
 def _power_of_two(x: jax.Array) -> jax.Array:
     """Returns [g], the power of two that brings each Frobenius norm between 1/2 and 1.
 
-    Scaling by it is exact in floating point, and ignores the last bits of the norm.
+    A product with it is exact in floating point, and does not depend on the last bits of the norm.
     """
     norm = _norm(x.astype(at_least_float32(x.dtype)))
     # Work on bits, because `jnp.frexp` of a split norm gathers it in JAX 0.12.
@@ -279,7 +279,7 @@ def _power_of_two(x: jax.Array) -> jax.Array:
 
 
 def _times(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Multiplies each matrix by its number."""
+    """Multiplies each matrix by its scale."""
     return x.astype(scale.dtype) * scale[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""States of Muon: that of version 0.1, and loading checkpoints into today's state."""
+"""The state of Muon in version 0.1, and the loading of checkpoints into today's state."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def load_muon_state(state: State, checkpoint: Any) -> State:
 
 
 def _name(path: Any) -> Path:
-    """A path as names, whether its keys were attributes, entries or indices."""
+    """Returns the names of a path's keys, which may be attributes, entries or indices."""
     keys = (getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in path)
     return tuple(map(str, keys))
 
 
 def _places(name: Path) -> list[Path]:
-    """Returns places of the array of that name in a checkpoint: the same place, or that of 0.1."""
+    """Returns where a checkpoint may have the array: in the same place, or where 0.1 had it."""
     # prefix / inner_states / group / inner_state / index / field / parameter
     parts = [i for i, part in enumerate(name) if part == _PARTS]
     return [name, *((*name[:i], *name[i + 4 :]) for i in parts)]

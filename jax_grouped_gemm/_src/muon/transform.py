@@ -56,9 +56,9 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
 
-    All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
-    `optax.contrib.MuonState`, whose copy of `ns_coeffs` is not read. Means are added up in float32
-    at least. They keep their dtype, whatever the dtype of the gradients.
+    All leaves must be matrices or stacks of matrices, which are orthogonalised together. The state
+    is `optax.contrib.MuonState`, whose copy of `ns_coeffs` is not read. Means are added up in
+    float32 at least. They keep their dtype, whatever the dtype of the gradients.
 
     Args:
       ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
@@ -87,8 +87,8 @@ def scale_by_muon(
 
     Raises:
       ImportError: Optax is missing.
-      TypeError, ValueError: an option is invalid, as for `orthogonalize`; `period` is no positive
-        integer; or, from `init` and `update`, dimension numbers do not fit a leaf.
+      TypeError, ValueError: an option is invalid, as for `orthogonalize`; `period` is not a
+        positive integer; or, from `init` and `update`, dimension numbers do not fit a leaf.
     """
     optax = _optax()
     _check_preconditioning(preconditioning)
@@ -97,7 +97,7 @@ def scale_by_muon(
     checked_implementation(implementation)
     if period is not None and checked_int("period", period) < 1:
         raise ValueError(f"period must be at least 1, got {period}")
-    # Raise the errors of `update` already here.
+    # Raise errors here that `update` would raise later.
     iterations(ns_coeffs, ns_steps)
     iterate = functools.partial(
         orthogonalize,
@@ -133,8 +133,8 @@ def scale_by_muon(
             direction(beta, mu, g, count, nesterov).astype(promoted(g, x))
             for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
-        # Otherwise XLA reads old means later than it writes new ones, and copies them before. It
-        # does not do so if means are narrower than directions.
+        # Without a barrier, XLA reads the old means after it writes the new ones, and so copies the
+        # old means first. It does not do this if means are narrower than directions.
         directions = [
             lax.optimization_barrier(x) if x.dtype == mu.dtype else x
             for x, mu in zip(directions, old, strict=True)
@@ -185,7 +185,7 @@ def muon(
     restarts: Sequence[int] | None = None,
     implementation: Implementation = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon for matrices and AdamW for other leaves, with the arguments of `optax.contrib.muon`.
+    """Returns Muon for matrices and AdamW for other leaves, with `optax.contrib.muon`'s arguments.
 
     A leaf [..., in, out] of two or more dimensions is a kernel that multiplies from the right, as
     in Flax, or a stack of them, such as the experts of a layer or the layers of a scan. The update
@@ -283,7 +283,7 @@ def _check_preconditioning(name: str) -> None:
 
 
 def _axes(numbers: Numbers, tree: Any) -> list[Axes]:
-    """Returns the axes of every leaf, all of which must be matrices."""
+    """Returns the axes of every leaf. All leaves must be matrices or stacks of matrices."""
     axes = []
     for path, x in jax.tree_util.tree_leaves_with_path(
         jax.tree.map(lambda own, x: (own, x), spread(numbers, tree), tree),
@@ -302,7 +302,7 @@ def _axes(numbers: Numbers, tree: Any) -> list[Axes]:
 def _of_matrices(
     shardings: Any, gradients: Any, axes: Sequence[Axes]
 ) -> list[NamedSharding | None] | None:
-    """The shardings of the matrices of each leaf."""
+    """Returns the shardings of the matrices of each leaf."""
     if shardings is None:
         return None
 
@@ -337,7 +337,7 @@ def _scale_by_shape(
 
 
 def _decayed_weights(optax: Any, decay: ArrayLike, mask: Any) -> optax.GradientTransformation:
-    """Returns `optax.add_decayed_weights`, without need of parameters if nothing decays."""
+    """Returns `optax.add_decayed_weights`, which needs no parameters if nothing decays."""
     decayed = optax.add_decayed_weights(decay, mask)
     if not (isinstance(decay, int | float) and decay == 0):
         return decayed

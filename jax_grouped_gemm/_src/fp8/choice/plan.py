@@ -1,4 +1,4 @@
-"""bf16 in place of a recipe, where that is predicted to be faster.
+"""Chooses bf16 in place of a recipe, where bf16 is predicted to be faster.
 
 The choice decides what is traced, before the device is known, so it follows from shapes alone.
 """
@@ -49,12 +49,12 @@ class Choice:
 
 
 def bf16_choice(choice: Choice, dtypes: Iterable[Any], implementation: Any) -> Choice | None:
-    """Returns the choice if it is bf16, otherwise None.
+    """Returns `choice` if bf16 may run and is predicted to be faster, otherwise None.
 
     Args:
       choice: the computation.
       dtypes: dtypes of the operands. bf16 needs all operands to have one 16-bit dtype.
-      implementation: what the caller asks for. Asking for kernels or XLA means the recipe.
+      implementation: the caller's choice. If it is "cuda" or "xla", the recipe is kept.
     """
     found, recipe = {np.dtype(x).name for x in dtypes}, choice.recipe
     products = (recipe.forward, recipe.dgrad, recipe.wgrad)[: 3 if choice.training else 1]
@@ -65,7 +65,7 @@ def bf16_choice(choice: Choice, dtypes: Iterable[Any], implementation: Any) -> C
 
 
 def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
-    """The plan that `explain` shows for a choice."""
+    """Returns the plan that `explain` shows for a choice."""
     choice = params["choice"]
     fp8, bf16, _ = choice.seconds()
     return Plan(choice, BF16, f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8")

@@ -1,4 +1,4 @@
-"""An operation that does nothing, and marks programs that take bf16 in place of a recipe.
+"""An operation that computes nothing, and marks programs that have bf16 in place of a recipe.
 
 `explain` finds the choice and its reason in this operation.
 """

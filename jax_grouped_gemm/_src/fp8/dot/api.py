@@ -53,7 +53,7 @@ def fp8_ragged_dot(
     implementation: Implementation = None,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """Ragged matmul [m, k] x [g, k, n] -> [m, n] of operands that are quantised to FP8.
+    """Quantises ragged rows and matrices to FP8 and multiplies them: [m, k] x [g, k, n] -> [m, n].
 
     Groups have the semantics of `ragged_dot`. Quantisation is not differentiated
     (straight-through): the cotangents are those of the matmul, computed from quantised operands as
@@ -64,7 +64,7 @@ def fp8_ragged_dot(
 
     Args:
       lhs: [m, k], bfloat16, float16 or float32.
-      rhs: [g, k, n], likewise.
+      rhs: [g, k, n], bfloat16, float16 or float32.
       group_sizes: [G] of any integer dtype, rows per group.
       recipe: see `Recipe`, which also says when the product is computed in bf16.
       quantized_rhs: the result of `quantize_weights(rhs)`, to quantise weights once for several
@@ -79,7 +79,7 @@ def fp8_ragged_dot(
         whether bf16 is faster depends on the number of rows.
 
     Returns:
-      [m, n].
+      The product [m, n].
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
@@ -147,7 +147,7 @@ class _Product(Fp8Products):
     alone: Choice | None = None
 
     def products_in_16_bits(self, lhs, rhs, group_sizes, offset):
-        """The ragged matmul of operands that are not quantised."""
+        """Computes the ragged matmul of operands that are not quantised."""
         with using_tiles(self.tiles):
             return ragged_dot(
                 in_16_bits(lhs),
@@ -160,8 +160,8 @@ class _Product(Fp8Products):
 
 
 class _Residuals(NamedTuple):
-    """Operands kept for the backward pass: in FP8 or, for "bf16", unquantised. lhs is also kept
-    unquantised where it is quantised later."""
+    """Operands kept for the backward pass: in FP8, or unquantised for a product in "bf16". lhs is
+    unquantised too if the backward pass quantises it."""
 
     lhs: Scaled | jax.Array
     rhs: Scaled | jax.Array
@@ -170,7 +170,7 @@ class _Residuals(NamedTuple):
 
 
 def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *, for_gradient):
-    """Returns the result, and the quantised operands for the cotangents of lhs and of rhs."""
+    """Returns the result, and the quantised lhs and rhs for the backward pass."""
     recipe = product.recipe
     is_fp8 = recipe.forward == "fp8"
     in_blocks = recipe.wgrad == "fp8" and not may_be_split_later(lhs)
@@ -296,7 +296,7 @@ def _checked_quantized(quantized: Any, rhs: jax.Array, recipe: Recipe) -> Quanti
         x = as_array(f"quantized_rhs.{name}", getattr(quantized, name))
         if (x.shape, x.dtype) != (shape, dtype):
             raise TypeError(
-                "quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, of which "
+                "quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, whose "
                 f"{name} is {np.dtype(dtype)} of shape {shape}, got {x.dtype} of shape {x.shape}"
             )
     return quantized

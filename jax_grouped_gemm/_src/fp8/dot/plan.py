@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.ragged.plan import Candidates
 
 
 def candidates(avals, params) -> Candidates[ScaledProblem]:
-    """The kernels of the product of a `quantized_weight_gradient`."""
+    """Returns the kernels for the product of a `quantized_weight_gradient`."""
     lhs, rhs, sizes, offset = avals
     recipe = params["products"].recipe
     blocks: list[Any] = []

@@ -1,9 +1,9 @@
 """The FP8 weight gradient of rows that each device quantises for itself.
 
 Blocks along the rows are laid out group by group. Their number depends on how rows are split over
-devices. Over auto mesh axes that is unknown when a program is traced, and so is the shape of
-quantised rows. There both factors are kept unquantised, and this operation quantises a device's
-rows and multiplies them.
+devices. Over auto mesh axes, this split is unknown when a program is traced, and so is the shape of
+quantised rows. Both factors are then kept unquantised, and this operation quantises a device's rows
+and multiplies them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def weight_gradient(
     *,
     num_groups: int,
 ) -> jax.Array:
-    """lhs [m, k] with rhs [m, n] -> [num_groups, k, n] in `dtype`, quantised as `products` says."""
+    """Quantises lhs [m, k] and rhs [m, n], and contracts rows: [num_groups, k, n] in `dtype`."""
     return OP.bind(
         *(lhs, rhs, group_sizes, group_offset),
         products=products,

@@ -26,7 +26,7 @@ GATHERED_TARGET = "jax_grouped_gemm.quantize_gathered.v2"
 
 
 def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the kernel of `plan`, which is not `XLA`, on the primitive's operands."""
 
     def call(results):
         return jax.ffi.ffi_call(COLUMN_MAXIMA_TARGET, results)(x, window)
@@ -51,7 +51,7 @@ def _those_asked_for(
 def quantize_gathered(
     plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
 ) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
+    """Runs the kernels of `plan`, which are not `XLA`."""
     values, room = plan.results
     assert values is not None
     if 0 in x.shape or 0 in values.shape:
@@ -64,7 +64,7 @@ def quantize_gathered(
 
 
 def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
-    """Runs the quantiser of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the quantiser of `plan`, which is not `XLA`, on the primitive's operands."""
 
     def call(results):
         # A kernel's buffers are never empty.

@@ -24,8 +24,8 @@ from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
-"""A token with at least LEAST_COPIES copies is quantised once, and its bytes are copied,
-PIECE_COLUMNS at a time."""
+"""If there are at least LEAST_COPIES rows for each token on average, tokens are quantised once, and
+their bytes are copied, PIECE_COLUMNS at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class QuantizeProblem:
 
 
 Results = tuple[jax.ShapeDtypeStruct | None, ...]
-"""All results of a quantiser, None for those not asked for."""
+"""All results of a quantiser, None for a result that is not asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class QuantizePlan(Plan[QuantizeProblem]):
 
 
 def _forms(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
-    """Values and scales of each form."""
+    """Returns the shapes and dtypes of values and scales of each form."""
     dtypes = np.dtype(params["dtype"]), jnp.float32
     return tuple(
         None if form is None else jax.ShapeDtypeStruct((*batch, *shape), dtype)
@@ -91,7 +91,7 @@ def _ragged(params, x, group_sizes):
 def _gathered(params, x, rows, _, group_sizes):
     form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
     values, _scales = _forms(params, (), form)
-    # A token that is copied several times is quantised once, and its bytes are copied.
+    # Room for quantised tokens, see LEAST_COPIES.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
         shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)
@@ -120,7 +120,7 @@ KERNELS = {name: Kernel(name) for name in RESULTS}
 def plan_quantizer(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> QuantizePlan:
-    """Plans the quantiser of that name from its operands' avals and its parameters."""
+    """Plans the quantiser `op` from its operands' avals and its parameters."""
     results = RESULTS[op](params, *avals)
     dtype = np.dtype(params.get("dtype", np.float32))
     problem = QuantizeProblem(op, avals[0].shape, dtype, params.get("power_of_two", False))

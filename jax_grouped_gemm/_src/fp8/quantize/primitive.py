@@ -47,7 +47,7 @@ def _quantizer(name, operand_ranks, reference, dims=None) -> Op:
 
 
 def quantize_rows(x, **params) -> list[jax.Array]:
-    """x [rows, cols] -> values, scales."""
+    """Quantises x [rows, cols]; returns values and scales."""
     return ROWS.bind(x, **params)
 
 
@@ -55,7 +55,7 @@ ROWS = _quantizer("quantize_rows", (2,), reference.quantize_rows, leading)
 
 
 def quantize_tokens(x, rows, **params) -> list[jax.Array]:
-    """x [T, cols], rows int32 [m] -> `quantize_rows` of these rows, zeros for an invalid index."""
+    """Quantises the rows `rows` (int32 [m]) of x [T, cols], zeros where an index is invalid."""
     return TOKENS.bind(x, rows, **params)
 
 
@@ -67,12 +67,12 @@ TOKENS = _quantizer("quantize_tokens", (2, 1), _tokens_reference)
 
 
 def quantize_blocks(x, **params) -> list[jax.Array]:
-    """x [g, rows, cols] -> values, scales if plain; values, scales if transposed."""
+    """Quantises x [g, rows, cols]; returns values and scales of each form that is asked for."""
     return BLOCKS.bind(x, **params)
 
 
 def _blocks_dims(operands, results, *, plain, transposed, **params) -> Dims:
-    """Matrices are independent, and so are blocks of them."""
+    """Names dimensions: matrices are independent, and so are their blocks."""
     forms, whole, blocks = letters_of_blocks(
         plain=plain, transposed=transposed, joined=len(operands) > 1
     )
@@ -85,7 +85,7 @@ BLOCKS = _quantizer("quantize_blocks", (3,), reference.quantize_blocks, _blocks_
 
 
 def quantize_joined(x, y, **params) -> list[jax.Array]:
-    """x, y [g, rows, cols] -> values, scales if plain; values, scales if transposed; of both."""
+    """Quantises x and y [g, rows, cols] side by side; returns what `quantize_blocks` does."""
     return JOINED.bind(x, y, **params)
 
 
@@ -93,7 +93,7 @@ JOINED = _quantizer("quantize_joined", (3, 3), reference.quantize_joined, _block
 
 
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
-    """x [b?, m, cols] -> values, scales if plain; values, scales if transposed."""
+    """Quantises x [b?, m, cols]; returns values and scales of each form that is asked for."""
     return RAGGED.bind(x, group_sizes, **params)
 
 
@@ -101,7 +101,7 @@ RAGGED = _quantizer("quantize_ragged", (2, 1), reference.quantize_ragged)
 
 
 def column_maxima(x, window, **params) -> jax.Array:
-    """x [m, cols], window [2] -> float32 [ceil(m / 256), cols], see `reference.column_maxima`."""
+    """Returns float32 [ceil(m / 256), cols] of x [m, cols], see `reference.column_maxima`."""
     (maxima,) = COLUMN_MAXIMA.bind(x, window, **params)
     return maxima
 
@@ -116,8 +116,8 @@ COLUMN_MAXIMA = _planned_op(
 
 
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
-    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks; blocks without rows of a
-    group are undefined."""
+    """Quantises rows [m] of x [T, cols] with scale [cols]; returns values in transposed blocks.
+    Blocks without rows of a group are undefined."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
     return values
 

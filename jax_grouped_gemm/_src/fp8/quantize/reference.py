@@ -1,7 +1,7 @@
 """FP8 quantisation in pure JAX.
 
-It gives the same bits as the CUDA kernels, except for rare elements where XLA does not round a
-division correctly, as on a GPU.
+It gives the same bits as the CUDA kernels, except for rare elements for which XLA does not round a
+division correctly, as happens on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALLEST_SCALE = 2.0**-100
 
 
 def quantize_rows(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> list[jax.Array]:
-    """x [rows, cols] in blocks of 1 x 128.
+    """Quantises x [rows, cols] in blocks of 1 x 128.
 
     Returns:
       values [rows, cols] and scales [rows, ceil(cols / 128)].
@@ -37,7 +37,7 @@ def quantize_rows(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> list[
 def quantize_blocks(
     x: jax.Array, *, dtype: np.dtype, power_of_two: bool, plain: bool, transposed: bool
 ) -> list[jax.Array]:
-    """x [g, rows, cols] in blocks of 128 x 128.
+    """Quantises x [g, rows, cols] in blocks of 128 x 128.
 
     Returns:
       with `plain`, values [g, rows, cols] and scales [g, ceil(rows / 128), ceil(cols / 128)]; with
@@ -61,11 +61,11 @@ def quantize_joined(
     plain: bool,
     transposed: bool,
 ) -> list[jax.Array]:
-    """x and y [g, rows, cols] in blocks of 128 x 128, side by side in one matrix for each g.
+    """Quantises x and y [g, rows, cols], side by side in one matrix for each g.
 
     Returns:
-      what `quantize_blocks` returns for the columns of x, zeros up to the next multiple of 128, and
-      the columns of y likewise.
+      what `quantize_blocks` returns for matrices with the columns of x, zeros up to the next
+      multiple of 128, the columns of y and zeros likewise.
     """
     joined = side_by_side((x, y))
     return quantize_blocks(
@@ -82,11 +82,11 @@ def quantize_ragged(
     plain: bool,
     transposed: bool,
 ) -> list[jax.Array]:
-    """x [b?, m, cols] in blocks of 1 x 128, and in transposed blocks of 128 rows of one group.
+    """Quantises x [b?, m, cols] in blocks of 1 x 128, and in transposed blocks of 128 rows.
 
     Args:
       x: the rows of a ragged product.
-      group_sizes: int32 [b?, G].
+      group_sizes: int32 [b?, G]. A transposed block has rows of one group.
 
     Returns:
       with `plain`, values [b?, m, cols] and scales [b?, m, ceil(cols / 128)]; with `transposed`,
@@ -128,7 +128,7 @@ def column_maxima(x: jax.Array, window: jax.Array) -> list[jax.Array]:
 
 
 def column_scales(maxima: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> jax.Array:
-    """The scales float32 [cols] of columns whose largest magnitudes are `column_maxima`."""
+    """Returns the scales float32 [cols] of columns, from the result of `column_maxima`."""
     return scales_of(maxima, (0,), dtype, power_of_two)[0]
 
 
@@ -141,11 +141,11 @@ def quantize_gathered(
     dtype: np.dtype,
     power_of_two: bool,
 ) -> list[jax.Array]:
-    """Rows of x [T, cols] in transposed blocks of 128 rows of one group.
+    """Quantises rows of x [T, cols] in transposed blocks of 128 rows of one group.
 
     Args:
       x: tokens.
-      rows: int32 [m], the token of each row of a ragged product; zeros if none.
+      rows: int32 [m], the token of each row of a ragged product. A row without a token is zero.
       scale: float32 [cols], see `column_scales`.
       group_sizes: int32 [G].
 
@@ -158,8 +158,8 @@ def quantize_gathered(
 
 
 def side_by_side(stacks: Sequence[jax.Array]) -> jax.Array:
-    """Joins stacks [..., n] along their last axis, each padded with zeros to a multiple of 128; one
-    stack alone is returned unchanged."""
+    """Joins stacks [..., n] along their last axis, each padded with zeros to a multiple of 128. A
+    single stack is returned unchanged."""
     if len(stacks) == 1:
         return stacks[0]
     padded = [
@@ -180,7 +180,7 @@ def quantize(
 def scales_of(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> jax.Array:
-    """The scales of `quantize`."""
+    """Returns the scales of `quantize`."""
     x = x.astype(jnp.float32)
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axes, keepdims=True, initial=0)
     return scales_of_largest(largest, dtype, power_of_two)
@@ -206,7 +206,7 @@ def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _round(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """float32 `x` rounded to the nearest value of `dtype`, ties to even.
+    """Rounds float32 `x` to the nearest value of `dtype`, ties to even.
 
     Some backends of XLA convert through float16, which rounds twice. The result of this function
     converts exactly.
@@ -246,7 +246,7 @@ class GroupBlocks(NamedTuple):
 
 
 def _group_blocks(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """The blocks of rows of all groups, one after the other, [blocks, 128, cols]; zero-filled."""
+    """Returns all groups' blocks of rows in order, [blocks, 128, cols], filled up with zeros."""
     m, cols = x.shape
     num_groups = group_sizes.shape[0]
     num_blocks = row_blocks(m, num_groups)

@@ -58,7 +58,7 @@ def scaled_ragged_dot(
     implementation: Implementation = None,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
+    """Multiplies ragged rows by matrices in FP8, with scales: [m, k] x [g, k, n] -> [m, n].
 
     Group sizes, empty groups, rows that no group owns and `group_offset` have the semantics of
     `ragged_dot`. Partial sums of 128 products are scaled and added up in float32. The product is
@@ -76,11 +76,11 @@ def scaled_ragged_dot(
         each matrix; [] or [1] for one scale for all matrices; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
       lhs_scaling: the elements of `lhs` that share a scale, and the layout of scales. "1x128": one
-        scale for each block, in the shape above. "1xk": one for each row, [m, 1] or [m]. "tensor":
-        a single scale, [], [1] or [1, 1]. "1x128 column-major": one for each block, in the
-        shape [ceil(k / 128), M], where M >= m is a multiple of 4 (DeepGEMM's layout on Hopper). All
-        values except the default are deprecated, and will be removed in 0.4. Use the formats
-        "fp8_1x128", "fp8_row" and "fp8_tensor" of `QuantizedArray` instead.
+        scale for each block, in the shape above. "1xk": a scale for each row, [m, 1] or [m].
+        "tensor": a single scale, [], [1] or [1, 1]. "1x128 column-major": a scale for each block,
+        in the shape [ceil(k / 128), M], where M >= m is a multiple of 4 (DeepGEMM's layout on
+        Hopper). All values except the default are deprecated, and will be removed in 0.4. Use the
+        formats "fp8_1x128", "fp8_row" and "fp8_tensor" of `QuantizedArray` instead.
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
@@ -92,7 +92,7 @@ def scaled_ragged_dot(
       batch_invariant: see `ragged_dot`.
 
     Returns:
-      [m, n].
+      The product [m, n].
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
@@ -194,8 +194,9 @@ def scaled_ragged_dot_contracting(
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
-    weights.
+    """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n].
+
+    This is the cotangent of weights.
 
     Operands have the transposed form that `quantize_ragged` returns: blocks of 128 rows of one
     group, with zeros after the group's last row. Partial sums of 128 rows are scaled and added up
@@ -215,7 +216,7 @@ def scaled_ragged_dot_contracting(
       implementation: see `ragged_dot`.
 
     Returns:
-      [g, k, n].
+      The products [g, k, n].
 
     Raises:
       TypeError, ValueError, NotImplementedError: see `scaled_ragged_dot`.
@@ -307,7 +308,7 @@ def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: Scaling) -> jax.Array:
         raise TypeError(
             f"lhs_scale must have the shape {' or '.join(map(str, allowed))} with "
             f"lhs_scaling={str(scaling)!r}, got {scale.shape}; "
-            f"lhs_scaling={tuple(LHS_SCALINGS)} names layouts"
+            f"lhs_scaling may be one of {tuple(LHS_SCALINGS)}"
         )
     return scale.reshape(wanted)
 

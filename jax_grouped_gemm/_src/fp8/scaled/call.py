@@ -37,11 +37,11 @@ PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 
 LHS_SCALINGS = ROW_BLOCKS, ROWS, TENSOR, COLUMN_MAJOR
 RHS_SCALINGS = MATRIX_BLOCKS, COLUMNS, GROUP
-"""Kernels know the scales of each operand by their index."""
+"""Kernels know the scaling of an operand by its index here."""
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns `product`, run for each of two arrays where the plan's kernel splits lhs."""
+    """Returns `product`, which runs for each part of lhs if the plan's kernel splits lhs."""
 
     @functools.wraps(product)
     def call(plan, lhs, lhs_scale, *others):
@@ -68,7 +68,7 @@ def scaled_noncontracting(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, which is not `XLA`, on operands of `plan.problem`."""
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)
@@ -111,7 +111,7 @@ def scaled_contracting(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, which is not `XLA`, on operands of `plan.problem`."""
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)

@@ -45,12 +45,13 @@ FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
 (docs/notes/fp8.md), and steps whose scales are read at once."""
 
 QUANTISED_ON_ROWS = 2**22
-"""Elements, in groups of few rows, up to which each copied row of a token is quantised. This saves
-the one or two kernels that copy values and scales of quantised tokens, and reads a byte or three
-more of each element, from L2."""
+"""Elements, in groups of few rows, up to which rows are quantised instead of tokens. This saves the
+one or two kernels that copy the values and scales of quantised tokens. It reads one more byte of
+each 16-bit element, or three more bytes of each float32 element, from L2."""
 
 FP8_STREAM_K_LEAST_STEPS = 96
-"""Measured only at 112 steps and 8.2 waves, where 7 % of steps were 4.5 % of time."""
+"""The fewest steps of a stream-K product. Measured only at 112 steps and 8.2 waves, where 7 % fewer
+steps took 4.5 % less time."""
 
 
 def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
@@ -60,7 +61,7 @@ def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
 def _is_in_blocks(problem: ScaledProblem) -> bool:
     """Whether scales change along k, so that every kernel applies them after each 128 elements.
 
-    Some kernels apply other scales at the end, and some along k.
+    If scales do not change, some kernels apply them at the end, and others along k.
     """
     return problem.scales[1] == formats.MATRIX_BLOCKS
 
@@ -105,7 +106,7 @@ def noncontracting(
     op: str = "scaled_ragged_noncontracting",
     table: Sequence[TiledKernel] | None = None,
 ) -> Candidates[ScaledProblem]:
-    """The kernels of a `scaled_ragged_noncontracting`."""
+    """Returns the kernels for a `scaled_ragged_noncontracting`."""
     place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
@@ -124,15 +125,15 @@ def noncontracting(
     form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
     if is_invariant(params["implementation"]) and problem.scales[0].is_single:
         raise ValueError(
-            f"{op}: lhs has one scale for all rows, which batch_invariant cannot have: a row's "
-            "result would depend on the others; take a scale a row or a block, as in the formats "
-            "'fp8_row' and 'fp8_1x128'"
+            f"{op}: lhs has one scale for all rows, so a row's result depends on other rows, which "
+            "batch_invariant rules out; use one scale for each row or block, as the formats "
+            "'fp8_row' and 'fp8_1x128' do"
         )
     return Candidates(problem, table or NONCONTRACTING_KERNELS, form)
 
 
 def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
-    """The kernels of a `gathered_scaled_noncontracting`."""
+    """Returns the kernels for a `gathered_scaled_noncontracting`."""
     lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
     copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
     operands = copies, lhs_scale, rhs, rhs_scale, *groups
@@ -145,7 +146,7 @@ def contracting(
     op: str = "scaled_ragged_contracting",
     table: Sequence[TiledKernel] | None = None,
 ) -> Candidates[ScaledProblem]:
-    """The kernels of a `scaled_ragged_contracting`."""
+    """Returns the kernels for a `scaled_ragged_contracting`."""
     place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
@@ -162,7 +163,7 @@ def contracting(
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
-    """The kernels of a `paired_scaled_contracting`, for one of its two products."""
+    """Returns the kernels for a `paired_scaled_contracting`, with one of its two products."""
     lhs, lhs_scale, first, first_scale, _, _, *groups = avals
     one = (lhs, lhs_scale, first, first_scale, *groups)
     return contracting(one, params, "paired_scaled_contracting", PAIRED_SCALED_KERNELS)
@@ -200,8 +201,8 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
 
 
 def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any]) -> bool:
-    """Whether the first kernel can compute a product of unpadded arrays. Decides what is traced,
-    before the device is known, so it follows from shapes alone."""
+    """Whether the first kernel can compute a product of unpadded arrays. This decides what is
+    traced, before the device is known, so it follows from shapes alone."""
     problem = candidates.problem
     sizes = problem.num_groups, *problem.shape("mkng")
     return (

@@ -35,7 +35,7 @@ def _of_viewed(function, operand, *operands, view=(), **params):
 def scaled_ragged_noncontracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, *, fast_accumulation=False, **params
 ) -> jax.Array:
-    """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
+    """Multiplies lhs [b?, m, k] by rhs [b?, g, k, n]: [b?, m, n].
 
     Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation.
     Optional parameters: fast_accumulation, for scales that do not change along k; tile, a
@@ -88,9 +88,11 @@ SCALED_NONCONTRACTING = Op(
 def gathered_scaled_noncontracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows, *, copied, **params
 ) -> jax.Array:
-    """`scaled_ragged_noncontracting` of the rows `rows` [m], int32, of lhs [T, k], zeros for an
-    invalid index, without batch dimensions. Binds one operation where the plan has a kernel for it,
-    and otherwise multiplies `copied()`, these rows and their scales."""
+    """Multiplies the rows `rows` (int32 [m]) of lhs [T, k], as `scaled_ragged_noncontracting` does.
+
+    A row is zero if its index is invalid. There are no batch dimensions. Where no kernel gathers
+    rows, `copied` returns these rows and their scales, which are multiplied instead.
+    """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows)
     params = dict(params, fast_accumulation=params.get("fast_accumulation", False))
     if plan.reads_in_place([jax.typeof(x) for x in operands], params):
@@ -128,9 +130,9 @@ GATHERED_NONCONTRACTING = Op(
 def scaled_ragged_contracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
 ) -> jax.Array:
-    """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
+    """Contracts lhs [b?, blocks, k, 128] and rhs [b?, blocks, n, 128]: [b?, num_groups, k, n].
 
-    There is a scale for each block and column or, as [b?, 1, k] and [b?, 1, n], for each column.
+    A scale is for a column of a block or, with scales [b?, 1, k] and [b?, 1, n], for a column.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile
     and view, the part of a flat array that rhs is.
@@ -172,8 +174,8 @@ def paired_scaled_contracting(
     group_offset,
     **params,
 ) -> list[jax.Array]:
-    """`scaled_ragged_contracting` of one lhs and each of two rhs of one shape, without batch
-    dimensions: as one operation where the plan has a kernel for it."""
+    """Contracts lhs and each of two rhs of one shape, as `scaled_ragged_contracting` does, without
+    batch dimensions. This is one operation where a kernel computes both."""
     operands = (
         *(lhs, lhs_scale, first, first_scale),
         *(second, second_scale, group_sizes, group_offset),

@@ -15,7 +15,7 @@ class ScaledProblem(RaggedProblem):
     """Static description of one product of FP8 operands with scales.
 
     Attributes:
-      scales: the elements of lhs and those of rhs that share a scale.
+      scales: which elements of lhs, and which elements of rhs, share a scale.
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.

@@ -42,10 +42,11 @@ def scaled_ragged_noncontracting(
 
     Args:
       lhs: [b?, m, k].
-      lhs_scale: float32 [b?, m or 1, ceil(k / 128) or 1], transposed if `lhs_scaling` is
-        column-major and then with any number of columns from m on.
+      lhs_scale: float32 [b?, m or 1, ceil(k / 128) or 1]. If `lhs_scaling` is column-major, it is
+        transposed, and has m columns or more.
       rhs: [b?, g, k, n], or [b?, g, n, k] with `transpose_rhs`.
-      rhs_scale: float32, each of the last two dimensions of `rhs` divided by 128, itself or 1.
+      rhs_scale: float32, like `rhs`, but with each of the last two dimensions divided by 128,
+        unchanged or 1.
       group_sizes, group_offset: see `reference.ragged_noncontracting`.
       lhs_scaling, rhs_scaling: the elements that share a scale.
       preferred_element_type: dtype of the result.
@@ -110,7 +111,7 @@ def scaled_ragged_contracting(
       rhs: [b?, blocks, n, 128].
       rhs_scale: float32 [b?, blocks, n] or [b?, 1, n].
       group_sizes, group_offset: see `reference.ragged_contracting`.
-      num_rows: rows of all groups, at which the running sum of the sizes is cut.
+      num_rows: rows of all groups. The running sum of group sizes is at most this number.
       num_groups: number of results.
       preferred_element_type: dtype of the result.
 
@@ -156,7 +157,7 @@ def scaled_ragged_contracting(
 
 
 class _Blocks:
-    """An FP8 operand [..., k] with scales [..., ceil(k / 128) or 1], a block of 128 at a time."""
+    """An FP8 operand [..., k] with scales [..., ceil(k / 128) or 1], to dequantise by blocks."""
 
     def __init__(self, values: jax.Array, scales: jax.Array):
         growth = round_up(values.shape[-1], BLOCK) - values.shape[-1]
@@ -165,7 +166,7 @@ class _Blocks:
         self.bits = to_bits(values)
 
     def dequantized(self, block: jax.Array) -> jax.Array:
-        """The block in float32, [..., 128]."""
+        """Returns 128 columns, the block of that index, in float32: [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = from_bits(bits, self.dtype).astype(jnp.float32)
         scale_block = 0 if self.scales.shape[-1] == 1 else block

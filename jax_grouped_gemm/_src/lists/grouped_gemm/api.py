@@ -80,14 +80,14 @@ def grouped_gemm(
     sort_problems: bool = True,
     implementation: Implementation = None,
 ) -> Results:
-    """alpha_i A_i B_i + beta_i C_i for each problem i of a list, whatever their shapes.
+    """Computes alpha_i A_i B_i + beta_i C_i for each problem i of a list, whatever their shapes.
 
     One launch computes up to 79 problems whose operands have the same layout. Longer lists, and
     lists that mix layouts, take several launches. A stack of matrices counts as one problem. The
     function is differentiable to any order. Gradients are lists of products too, computed in the
     same way.
 
-    bfloat16, float16 and float32 take the CUDA kernel. Operands in float32 are first split into
+    bfloat16, float16 and float32 have a CUDA kernel. Operands in float32 are first split into
     float16 parts. The results are as accurate as TF32's at the default precision, and as float32's
     at the highest. float64, complex64 and complex128 have a kernel on the FP64 tensor cores. This
     kernel returns the dtype of its operands, reads matrices of any size in place, and takes up to
@@ -100,14 +100,14 @@ def grouped_gemm(
         Floating point or complex; different dtypes are promoted. Any dimension may be zero; if k_i
         is zero, the result is beta_i C_i.
       rhs: like `lhs`, with [k_i, n_i] and [g_i, k_i, n_i].
-      c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
-        because it is donated. Not read where beta is zero.
+      c: shaped like the results. It is updated in place where XLA finds it unused afterwards, for
+        example because it is donated. It is not read where beta is zero.
       alpha: a scalar, or an array or sequence with one entry for each problem. The entry of a stack
         may itself have one scalar for each matrix. Python and NumPy scalars are compiled in; arrays
         may be traced.
       beta: like `alpha`, for `c`. Without `c` it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
-        problem. Costs no copy.
+        problem. This costs no copy.
       transpose_rhs: whether matrices of rhs are stored [n_i, k_i].
       precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
       preferred_element_type: dtype of the results, by default the promoted dtype of all operands.
@@ -124,14 +124,14 @@ def grouped_gemm(
         "cuda" insists on the kernel; "xla" is pure JAX.
 
     Returns:
-      A list of [m_i, n_i] and [g_i, m_i, n_i]; one [g, m, n] if lhs is a single stack.
+      A list of arrays [m_i, n_i] and [g_i, m_i, n_i], or one array [g, m, n] if lhs is a stack.
 
     Raises:
-      TypeError: an argument is no array, or neither floating point nor complex, or shapes do not
-        fit.
+      TypeError: an argument is not an array, or neither floating point nor complex, or shapes do
+        not fit together.
       ValueError: lists are of unequal lengths, or an option is invalid.
-      NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
-        function is lowered, with the reason.
+      NotImplementedError: `implementation` is "cuda", but no kernel can run the call. This is
+        raised when the function is lowered, with the reason.
     """
     implementation = checked_implementation(implementation)
     scheduler = checked_choice("scheduler", scheduler, SCHEDULERS)

@@ -22,7 +22,7 @@ TARGET_FP64 = "jax_grouped_gemm.grouped_gemm_fp64.v1"
 
 
 def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
+    """Runs the kernels of `plan`, which are not `XLA`, on operands of `plan.problem`.
 
     Operands are those of the primitive: alpha, a, b, beta and c of every problem.
     """
@@ -91,7 +91,7 @@ def _stored(rows: int, columns: int, transposed: bool) -> tuple[int, int]:
 def _scales(
     whole: GroupedGemmProblem, problems: Sequence[Problem]
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Returns scales: operands with a scale for each matrix, and attributes for all matrices."""
+    """Returns operands that have a scale for each matrix, and attributes with scales for all."""
     attributes = {
         "has_alphas": whole.has_alpha,
         "has_betas": whole.has_beta,
@@ -104,7 +104,7 @@ def _scales(
 def _scales_fp64(
     whole: GroupedGemmProblem, problems: Sequence[Problem]
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Returns operands: a scale for each matrix, or a constant of the program for all."""
+    """Returns alpha and beta as operands: a scale for each matrix, or one constant for all."""
     dtype = whole.result_dtype
     given = _given_scales(whole)
     scales = [
@@ -117,7 +117,7 @@ def _scales_fp64(
 
 
 def _given_scales(whole: GroupedGemmProblem) -> list[str]:
-    """Names the scales that are operands."""
+    """Returns the names of the scales that are operands."""
     flags = {"alpha": whole.has_alpha, "beta": whole.has_beta}
     return [name for name, is_given in flags.items() if is_given]
 

@@ -35,16 +35,16 @@ TILES = (
     ),
     *fp64.SQUARES,
 )
-"""The table. A launch takes the tile that is predicted to finish first. `fallback` decides where
-XLA computes instead."""
+"""The kernel table. A launch takes the tile that is predicted to finish first. `fallback` decides
+where XLA computes instead."""
 
 MAX_PROBLEMS = 79
-"""Problems in a launch: the kernel's parameters have room for so many descriptors."""
+"""The most problems of a launch. The kernel's parameters have no room for more descriptors."""
 
 MAX_MATRICES = 128
-"""Products in a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
+"""The most products of a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
 
-# A launch of clusters takes 0.5 us longer than one of single CTAs, as an H200 measured.
+# A launch of clusters takes 0.5 us longer than a launch of single CTAs, measured on an H200.
 CLUSTER_STEPS = 0.7
 
 
@@ -60,12 +60,12 @@ class Launch:
       transpose_lhs, transpose_rhs: how the operands of these problems are stored.
       kernel: the kernel that computes them.
       clusters: number of clusters that have work.
-      schedule: int32 [rounds, clusters, 2], the problem of this launch and the unit of work of that
-        problem that each cluster computes in each round, -1 where it has nothing left; None if the
-        device searches for them, as it does where one round is all.
+      schedule: int32 [rounds, clusters, 2]: for each round and cluster, a problem of this launch
+        and the unit of this problem that the cluster computes, -1 where it has nothing left. None
+        if the device searches for units, as it does where there is only one round.
       steps: predicted time of the longest cluster, in mainloop steps of a full tile; on the FP64
         tensor cores, in steps of the launch's own tile.
-      balance: predicted mean over all clusters of the device, relative to the longest.
+      balance: predicted mean time of all clusters of the device, relative to the longest.
       parts_bytes: workspace for the parts of float32 operands.
     """
 
@@ -123,7 +123,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
         return tuple(i for launch in self.launches for i in launch.problems)
 
     def describe_launch(self) -> str:
-        """The words of `explain` for all launches."""
+        """Describes all launches, for `explain`."""
         # The FP64 tensor cores have only one scheduler.
         is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
         scheduler = "device" if is_square else self.problem.scheduler
@@ -207,9 +207,9 @@ def simulated(
     kernels: tuple[TiledKernel, ...],
     target: Target,
 ) -> tuple[TiledKernel, int, np.ndarray | None, float, float]:
-    """The kernel to take, its clusters and schedule, the steps of the longest cluster, the balance.
+    """Returns the kernel to take, its clusters, schedule, longest cluster's steps and balance.
 
-    The kernel is the one predicted to finish first. For lists of few tiles it has small tiles,
+    This kernel is predicted to finish first. For lists of few tiles it has small tiles,
     so that more multiprocessors have work.
     """
     if isinstance(kernels[0], fp64.Square):
@@ -239,9 +239,9 @@ def simulated(
 
 
 def _runs(shapes: Sequence[Shape], dtype: np.dtype, side: int) -> list[fp64.Runs]:
-    """Runs of tiles of each launch, one a shape, as `csrc/scheduler/product_runs.h` lists them.
+    """Returns the runs of each launch, one a shape, as in `csrc/scheduler/product_runs.h`.
 
-    Every `MAX_MATRICES` matrices have a launch, one after another.
+    A launch has the next `MAX_MATRICES` matrices of the list.
     """
     bounds = np.cumsum([0, *(shape.g for shape in shapes)])
     return [

@@ -43,7 +43,7 @@ def grouped_gemm(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
 
 def reference_products(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The primitive in pure JAX."""
+    """Computes the primitive in pure JAX."""
     problems, rest = split(operands, params)
     return [
         reference.product(
@@ -88,14 +88,14 @@ OP = ListOp(
 
 
 def _product_tangents(problem: Problem, dot: Problem) -> list[Problem]:
-    """The product rule, for three factors or for two."""
+    """Applies the product rule to three factors, or to two."""
     alpha, a, b, *_ = problem
     terms = [Problem(alpha, dot.a, b), Problem(alpha, a, dot.b)]
     return terms if alpha is None else [Problem(dot.alpha, a, b), *terms]
 
 
 def _alpha_cotangents(cts, problems, params):
-    """The inner product of each matrix's cotangent with its unscaled product."""
+    """Returns the inner product of each matrix's cotangent with its unscaled product."""
     dtype = at_least_float32(params["result_dtype"])
     products = grouped_gemm(
         [Problem(a=problem.a, b=problem.b) for problem in problems],
@@ -108,7 +108,7 @@ def _alpha_cotangents(cts, problems, params):
 
 
 def _factor_cotangents(factors, cts, problems, params):
-    """The cotangents of one factor of some problems, as it is stored: one more list of products."""
+    """Computes one factor's cotangents, in its layout, for some problems: a list of products."""
     terms, transposes_lhs, transposes_rhs = [], [], []
     stored = zip(params["transpose_lhs"], params["transpose_rhs"], strict=True)
     for ct, problem, transposes in zip(cts, problems, stored, strict=True):
@@ -129,21 +129,21 @@ def _factor_cotangents(factors, cts, problems, params):
 
 
 def _factors_of_a(ct, problem, transpose_a, transpose_b):
-    """ct b^T, or its transpose: two factors, and whether each is stored transposed."""
+    """Returns the factors of ct b^T or of its transpose, and whether each is stored transposed."""
     if transpose_a:
         return problem.b, transpose_b, ct, True
     return ct, False, problem.b, not transpose_b
 
 
 def _factors_of_b(ct, problem, transpose_a, transpose_b):
-    """a^T ct, or its transpose: two factors, and whether each is stored transposed."""
+    """Returns the factors of a^T ct or of its transpose, and whether each is stored transposed."""
     if transpose_b:
         return ct, True, problem.a, transpose_a
     return problem.a, not transpose_a, ct, False
 
 
 def _fold_rows(problem: Problem, dims: Problem, size: int, params):
-    """Folds a mapped axis into the rows of one matrix a, if only a and c are mapped; else None."""
+    """Folds a mapped axis into the rows of a matrix a; returns None unless only a and c have it."""
     (transpose_lhs,) = params["transpose_lhs"]
     only_rows = (dims.alpha, dims.b, dims.beta) == (None,) * 3 and dims.a is not None
     c_fits = problem.c is None or dims.c is not None
@@ -153,12 +153,12 @@ def _fold_rows(problem: Problem, dims: Problem, size: int, params):
         return None
 
     def fold(x, dim):
-        """[1, m, k] with a mapped axis as [1, size m, k]."""
+        """Turns [1, m, k] with a mapped axis into [1, size m, k]."""
         x = jnp.moveaxis(x, dim, 1)
         return x.reshape(1, x.shape[1] * x.shape[2], x.shape[3])
 
     def unfold(out):
-        """[1, size m, n] as [size, 1, m, n]."""
+        """Turns [1, size m, n] into [size, 1, m, n]."""
         return out.reshape(size, 1, out.shape[1] // size, out.shape[2])
 
     c = None if problem.c is None else fold(problem.c, dims.c)

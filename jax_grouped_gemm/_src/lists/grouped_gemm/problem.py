@@ -75,7 +75,7 @@ class GroupedGemmProblem:
 
     @classmethod
     def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> GroupedGemmProblem:
-        """The problem of a `grouped_gemm` primitive with operands of the given abstract values."""
+        """Returns the problem of a `grouped_gemm` primitive with operands of these avals."""
         count = params["num_problems"]
         first = count * params["has_alpha"]
         lhs, rhs = avals[first : first + count], avals[first + count : first + 2 * count]
@@ -107,11 +107,11 @@ class GroupedGemmProblem:
 
     @property
     def nothing(self) -> str:
-        """Why no kernel is launched, empty if one is."""
+        """The reason why no kernel is launched, empty if one is launched."""
         return "" if self.working else "there is nothing to multiply"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """Pads rows of operands and of results to multiples of so many elements."""
+        """Pads the rows of operands, and those of results, to these multiples of elements."""
         of_operands, of_results = multiples
 
         def pad(entry: Entry) -> Entry:
@@ -125,7 +125,7 @@ class GroupedGemmProblem:
         return dataclasses.replace(self, entries=entries, result_dtype=result_dtype)
 
     def copy_reason(self, addressable: Self) -> str:
-        """Why TMA cannot address the arrays, empty if it can."""
+        """Returns why TMA cannot address the arrays, an empty string if it can."""
         reasons = [
             reason
             for i in self.working
@@ -136,7 +136,7 @@ class GroupedGemmProblem:
         return listed(reasons, "; ")
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that kernels count, by name."""
+        """Returns the sizes that kernels count, by name."""
         return {
             f"{name} of problem {i}": size
             for i, entry in enumerate(self.entries)
@@ -160,9 +160,9 @@ class GroupedGemmProblem:
         return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
 
     def xla_work(self) -> Work | None:
-        """The work of one XLA call for each product, for `fallback`; None if there is none.
+        """Returns the work of one XLA call for each product, or None if XLA is no alternative.
 
-        A pass over each result scales it and adds c.
+        `fallback` compares it with the kernel. XLA scales a result and adds c in another pass.
         """
         if jnp.issubdtype(self.dtype, jnp.complexfloating):
             return None  # complex64 would lose accuracy, and complex128 has not been measured
@@ -185,6 +185,6 @@ class GroupedGemmProblem:
 
 
 def listed(items: Sequence[Any], separator: str = ", ") -> str:
-    """The first items, and how many more there are."""
+    """Names the first items, and says how many more there are."""
     named = separator.join(map(str, items[:LISTED]))
     return named if len(items) <= LISTED else f"{named} and {len(items) - LISTED} more"

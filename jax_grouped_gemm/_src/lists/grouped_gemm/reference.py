@@ -22,7 +22,7 @@ def product(
     result_dtype: np.dtype,
     precision: lax.PrecisionLike,
 ) -> jax.Array:
-    """alpha A B + beta C for one stack of each; see `primitive.grouped_gemm`.
+    """Computes alpha A B + beta C for a stack of each; see `primitive.grouped_gemm`.
 
     Args:
       alpha: [g], or a number for all.

@@ -113,7 +113,7 @@ def update(
 
 
 def _c_is_factor(lists: MatrixLists) -> tuple[bool, ...]:
-    """Whether the c of each entry is the same array as one of its factors."""
+    """Returns, for each entry, whether its c is the same array as one of its factors."""
     none = [None] * len(lists)
     factors = [xs for name, xs in lists.entries.items() if name != "c"]
     return tuple(
@@ -123,7 +123,7 @@ def _c_is_factor(lists: MatrixLists) -> tuple[bool, ...]:
 
 
 def _with_options(function: Function) -> Function:
-    """`function`, whose signature names the options of `update` in place of its `**options`."""
+    """Returns `function` with the options of `update` in its signature, not `**options`."""
     own = inspect.signature(function)
     parameters = [x for x in own.parameters.values() if x.kind is not x.VAR_KEYWORD]
     options = inspect.signature(update).parameters.values()
@@ -155,10 +155,10 @@ def grouped_syrk(
 
 @_with_options
 def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
-    """Symmetric rank-k updates: one triangle of `alpha A A^T + beta C` for each matrix.
+    """Computes symmetric rank-k updates: one triangle of `alpha A A^T + beta C` for each matrix.
 
-    This is half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their
-    shapes.
+    The updates take half the work of `A @ A.T`, and one kernel launch for all matrices, whatever
+    their shapes.
 
     The other triangle of a result comes from C, or is zero without `c`. With `symmetrize_output` it
     mirrors the computed triangle, so that the result is exactly symmetric. As in BLAS,
@@ -171,8 +171,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
     Args:
       a: a stack [g, n, k], or a sequence of matrices [n_i, k_i] and stacks [g_i, n_i, k_i] whose
         shapes need not agree. Floating point or complex; different dtypes are promoted.
-      c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
-        because it is donated. With `symmetrize_output` it may be `a` itself, which costs no copy.
+      c: shaped like the results. It is updated in place where XLA finds it unused afterwards, for
+        example because it is donated. With `symmetrize_output` it may be `a` itself, uncopied.
       alpha: a scalar, possibly traced; or an array or sequence with one value for each entry of
         `a`. The value of a stack may itself have one scalar for each matrix.
       beta: like `alpha`, for `c`. Without `c` it must be zero.
@@ -196,11 +196,11 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
 
     Raises:
-      TypeError: an argument is no array, or neither floating point nor complex, or shapes do not
-        fit.
+      TypeError: an argument is not an array, or neither floating point nor complex, or shapes do
+        not fit together.
       ValueError: lists are of unequal lengths, or an option is invalid.
-      NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
-        function is lowered, with the reason.
+      NotImplementedError: `implementation` is "cuda", but no kernel can run the call. This is
+        raised when the function is lowered, with the reason.
     """
     return update({"a": a}, c, hermitian=False, **options)
 
@@ -217,7 +217,7 @@ def grouped_herk(
 
 @_with_options
 def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
-    """Hermitian rank-k updates: one triangle of `alpha A A^H + beta C`, alpha and beta real.
+    """Computes Hermitian rank-k updates: a triangle of `alpha A A^H + beta C`, with real scalars.
 
     Diagonals are exactly real. For real matrices this is `grouped_syrk`. With `transpose` the
     product of a stored matrix S is `S^T conj(S)`, the conjugate of BLAS's result with trans='C'.
@@ -227,7 +227,7 @@ def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       c: shaped like the results.
       alpha, beta, diagonal: real scalars, or one for each entry or matrix.
       uplo, symmetrize_output, transpose, precision, preferred_element_type, implementation: as for
-        `grouped_syrk`; the mirror image is the conjugate one.
+        `grouped_syrk`. The mirror image is conjugated.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
@@ -255,17 +255,17 @@ def grouped_syr2k(
 def grouped_syr2k(
     a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
-    """Symmetric rank-2k updates: one triangle of `alpha (A B^T + B A^T) + beta C`.
+    """Computes symmetric rank-2k updates: one triangle of `alpha (A B^T + B A^T) + beta C`.
 
-    This is the work of one `A @ B.T`, in one kernel launch for all matrices.
+    The updates take the work of one `A @ B.T`, and one kernel launch for all matrices.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
       alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
-      transpose: likewise; the result is then `A^T B + B^T A` of the stored matrices.
-      preferred_element_type, implementation: likewise.
+      transpose: as for `grouped_syrk`. The result is then `A^T B + B^T A` of the stored matrices.
+      preferred_element_type, implementation: as for `grouped_syrk`.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
@@ -292,7 +292,7 @@ def grouped_her2k(
 def grouped_her2k(
     a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
-    """Hermitian rank-2k updates: one triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
+    """Computes Hermitian rank-2k updates: a triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
 
     Diagonals are exactly real. For real matrices this is `grouped_syr2k`. With `transpose` the
     result is `alpha A^T conj(B) + conj(alpha) B^T conj(A)` of the stored matrices, the conjugate of
@@ -302,7 +302,7 @@ def grouped_her2k(
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
-      alpha: as for `grouped_syrk`, may be complex.
+      alpha: as for `grouped_syrk`. It may be complex.
       beta, diagonal: as for `grouped_syrk`, but real.
       uplo, symmetrize_output, transpose, precision, preferred_element_type, implementation: as for
         `grouped_herk`.
@@ -333,20 +333,20 @@ def grouped_symm_product(
 def grouped_symm_product(
     a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
-    """Symmetric products: one triangle of `alpha A B^T + beta C` for each matrix.
+    """Computes symmetric products: one triangle of `alpha A B^T + beta C` for each matrix.
 
-    This is half the work of `A @ B.T`, in one kernel launch for all matrices. A B^T is symmetric if
-    A and B are symmetric and commute, as polynomials of one matrix do. The function does not check
-    this: it computes one triangle of A B^T in any case.
+    The products take half the work of `A @ B.T`, and one kernel launch for all matrices. A B^T is
+    symmetric if A and B are symmetric and commute, as polynomials of one matrix do. The function
+    does not check this: it computes one triangle of A B^T in any case.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i]. Floating point or complex.
       b: shaped like `a`.
       c: shaped like the results. With `symmetrize_output` it may be `a` or `b` itself.
       alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
-      transpose: likewise; the result is then `A^T B` of the stored matrices.
-      preferred_element_type, implementation: likewise. The kernel takes bfloat16, float16 and
-        float32.
+      transpose: as for `grouped_syrk`. The result is then `A^T B` of the stored matrices.
+      preferred_element_type, implementation: as for `grouped_syrk`. The kernel takes bfloat16,
+        float16 and float32.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].

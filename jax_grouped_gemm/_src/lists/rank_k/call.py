@@ -19,7 +19,7 @@ TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
 def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
+    """Runs the kernel of `plan`, which is not `XLA`, on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta, c and diagonal of every stack.
     """
@@ -40,7 +40,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
     def padded(name):
-        """One factor of every stack, in the order of the launch."""
+        """Yields one factor of every stack, in the order of the launch."""
         for i in order:
             shape = stacks[i].n, stacks[i].k
             yield pad_to(getattr(problems[i], name), shape[::-1] if problem.transpose else shape)
@@ -74,7 +74,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
-        # A call that keeps the other triangle of c writes in place.
+        # A result that keeps the other triangle of c is written in place, even if XLA copies c.
         in_place=[
             not (problem.symmetrize and problem.c_is_factor[i] and not is_fp64) for i in order
         ],

@@ -22,9 +22,9 @@ RankKPlan = Plan[RankKProblem]
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
-# Stacks in one launch: its parameters have room for so many descriptors.
+# The most stacks of a launch, whose parameters have no room for more descriptors.
 MAX_FINE_STACKS = 4
-# Squares of 64 x 64 of a CTA in a unit on the diagonal, see `csrc/scheduler/triangular_fine.h`.
+# Squares of 64 x 64 that a CTA has in a diagonal unit, see `csrc/scheduler/triangular_fine.h`.
 SQUARE = 64
 DIAGONAL_SQUARES = 5
 # Half steps to change tiles, and to hand sums over, in addition to the steps of a unit: see
@@ -35,7 +35,7 @@ CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     """Plans a `rank_k` from its operands' abstract values and its parameters.
 
-    A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
+    If the implementation is "cuda", a kernel runs wherever it can; if not, where it is faster.
     """
     problem = RankKProblem.of(avals, params)
     table = [kernel for kernel in TILES if params.get("tile") in (None, kernel.tile)]
@@ -67,7 +67,7 @@ def _launch(
 
 
 def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
-    """Runs of tiles off the diagonal and on it, as `csrc/scheduler/triangular_runs.h` has them."""
+    """Returns runs of tiles, off the diagonal and on it (`csrc/scheduler/triangular_runs.h`)."""
     runs = []
     for stack in (problem.stacks[i] for i in launch_order(problem)):
         rows, steps = cdiv(stack.n, side), fp64.num_steps(problem.dtype, stack.k)
@@ -77,12 +77,12 @@ def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
 
 
 def num_clusters(target: Target) -> int:
-    """Number of clusters that run at the same time."""
+    """Returns the number of clusters that run at the same time."""
     return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
 
 
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
-    """Whether fine tiles pay: all units run at a time, or small results take fewer cycles.
+    """Whether fine tiles pay: all units run at once, or small results take fewer cycles.
 
     They do not pay for a matrix of one tile, where half of a unit's loads and products would be
     wasted.
@@ -118,14 +118,14 @@ TILES = (
     ),
     *(dataclasses.replace(kernel, refuses=_is_not_square) for kernel in fp64.SQUARES),
 )
-"""The table. `fallback` decides where XLA computes instead."""
+"""The kernel table. `fallback` decides where XLA computes instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A tile for each CTA of a cluster, in halves of a step.
+    """The time of a unit, which is a tile for each CTA of a cluster, in half steps.
 
-    A step of the narrow tiles on the diagonal is half a step of the others.
+    A step of a narrow tile on the diagonal takes half as long as a step of another tile.
     """
 
     half_steps: int
@@ -138,7 +138,7 @@ class Unit:
 
 
 def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> list[Unit]:
-    """The units of work of all stacks, in order."""
+    """Returns the units of all stacks, in order."""
     halves = gains_by_halves(problem, stacks, target)
     counts = (pair for stack in stacks for pair in _unit_counts(problem, stack, halves))
     return [unit for unit, count in counts for _ in range(count)]
@@ -153,9 +153,9 @@ def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Targ
 
 
 def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> int:
-    """When the last cluster is done with a single stack: `end_of` of `csrc/scheduler/triangular.h`.
+    """Returns when the last cluster ends a stack, as `end_of` of `csrc/scheduler/triangular.h`.
 
-    Numbers of full units of clusters differ by at most one.
+    The numbers of full units that clusters compute differ by at most one.
     """
     (full, full_units), (narrow, narrow_units) = _unit_counts(problem, stack, halves)
     clusters = num_clusters(target)
@@ -176,7 +176,7 @@ def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> i
 
 
 def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
-    """Full and narrow units of a stack, as `csrc/scheduler/triangular.h` lists them."""
+    """Returns full and narrow units, and their numbers, as in `csrc/scheduler/triangular.h`."""
     others, wide, narrow = wide_tiles(stack, problem.upper)
     half_steps = problem.num_products * cdiv(stack.k, TILE_K)
     full = Unit(2 * half_steps), stack.g * others + cdiv(stack.g * wide, 2)
@@ -187,7 +187,7 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
 
 
 def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> float:
-    """The `_utilization` of fine units: those on the diagonal take longest."""
+    """Returns the `_utilization` of fine units. Units on the diagonal take longest."""
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
     rounds = cdiv(sum(map(num_fine_units, stacks)), num_clusters(target))
     longest = DIAGONAL_SQUARES * steps * rounds
@@ -195,7 +195,7 @@ def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Ta
 
 
 def _utilization(problem: RankKProblem, units: Sequence[Unit], target: Target) -> float:
-    """The share of the tensor cores' work that is useful while the longest cluster is busy.
+    """Returns the useful share of the tensor cores' work while the longest cluster is busy.
 
     Each unit goes to the cluster that is free first, as in `csrc/scheduler/turns.h`.
     """

@@ -5,8 +5,8 @@ For each stack i of [g, n, n] results, and one triangle of each:
     rank-k   out = alpha a a^T + beta c
     rank-2k  out = alpha (a b^T + b a^T) + beta c
 
-with ^H for ^T, and conj(alpha) for the second product's alpha, if `hermitian`. The other triangle
-comes from c, is zero without c, or mirrors the first.
+If `hermitian`, ^H replaces ^T, and conj(alpha) replaces the second product's alpha. The other
+triangle comes from c, is zero without c, or mirrors the first.
 
 The update is quadratic in a without b, and bilinear in a and b. The tangent consists of rank-2k
 updates, whose transposes are symmetric matrices times the other factor.
@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.lists.rank_k import call, plan, reference
 from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
 
 using_tile = jax.make_user_context(None)
-"""The tile of all updates inside `with using_tile(tile)`, for tests of one that is not chosen."""
+"""The tile of all updates inside `with using_tile(tile)`, for tests of tiles not chosen."""
 
 
 def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
@@ -55,7 +55,7 @@ def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
 
 def reference_updates(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """The primitive in pure JAX."""
+    """Computes the primitive in pure JAX."""
     problems, options = split(operands, params)
     return [reference.update(*problem, **options) for problem in problems]
 
@@ -84,7 +84,7 @@ OP = ListOp(
 
 
 def _product_tangents(problem: Problem, dot: Problem) -> list[Problem]:
-    """The product rule."""
+    """Applies the product rule."""
     alpha, a, b, *_ = problem
     if b is None:
         # d(a a^T) = da a^T + a da^T is itself a rank-2k update.
@@ -151,7 +151,7 @@ def _factor_cotangent(
     precision,
     **__,
 ):
-    """The cotangent of one factor of a rank-2k update: alpha (T + T^T) times the other factor.
+    """Computes a factor's cotangent in a rank-2k update: alpha (T + T^T) times the other factor.
 
     T is the computed triangle of the cotangent, or all of it if the result was mirrored, because
     then both triangles depend on the factor. Where the product is A B^T alone, the cotangents are
@@ -169,7 +169,7 @@ def _factor_cotangent(
     else:
         ct = ct if symmetrize else triangle(ct, None)
         ct = ct + reference.flip(ct, hermitian)
-    # Multiply the dtype of the forward pass, so that the same tensor cores run.
+    # Multiply in the dtype of the forward pass, so that the same tensor cores run.
     scaled = (per_matrix(alpha, dtype) * ct).astype(jnp.result_type(factor.dtype, aval.dtype))
     factor = jnp.conj(factor) if hermitian else factor
     # [g, i, j]; j runs over the rows of the factor.

@@ -39,8 +39,8 @@ class RankKProblem:
       symmetrize: whether the other triangle is the mirror image.
       hermitian: whether products are with the conjugate transpose.
       has_diagonal: whether a multiple of the identity is added.
-      whole_tiles: whether no tile may be cut, so that the bits of a result do not depend on how
-        many others there are.
+      whole_tiles: whether no tile may be cut, so that the bits of a result do not depend on the
+        number of results.
       c_is_factor: for each stack, whether c is also a factor. XLA would copy such a c before a
         kernel that updates it in place.
       terms: see `Plan`.
@@ -62,7 +62,7 @@ class RankKProblem:
 
     @classmethod
     def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
-        """The problem of a `rank_k` primitive with operands of the given abstract values."""
+        """Returns the problem of a `rank_k` primitive with operands of these avals."""
         count = params["num_problems"]
         operands = avals[count : 2 * count]
         n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
@@ -94,11 +94,11 @@ class RankKProblem:
 
     @property
     def nothing(self) -> str:
-        """Why no kernel is launched, empty if one is."""
+        """The reason why no kernel is launched, empty if one is launched."""
         return "" if launch_order(self) else "the results are empty"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """Pads rows of operands and of results to multiples of so many elements."""
+        """Pads the rows of operands, and those of results, to these multiples of elements."""
         of_operands, of_results = multiples
         # Pad no more than the results' rows need, unless the operands have rows of n.
         n_multiple = of_operands if self.transpose else of_results
@@ -110,13 +110,13 @@ class RankKProblem:
         return dataclasses.replace(self, stacks=stacks, result_dtype=result_dtype)
 
     def copy_reason(self, addressable: Self) -> str:
-        """Why TMA cannot address the arrays, empty if it can."""
+        """Returns why TMA cannot address the arrays, an empty string if it can."""
         pairs = zip(self.stacks, addressable.stacks, strict=True)
         reasons = (unaddressable_rows("nk", *pair, self.terms) for pair in pairs)
         return "; ".join(itertools.chain(*reasons))
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that kernels count, by name. Both products of a rank-2k update count as one."""
+        """Returns the sizes that kernels count, by name. A rank-2k update counts twice k."""
         k = "k" if self.num_products == 1 else "twice k"
         return {
             f"{name} of stack {i}": size
@@ -147,9 +147,9 @@ class RankKProblem:
         return self.result_dtype.itemsize * triangles * (writes + self.has_c)
 
     def xla_work(self) -> Work | None:
-        """The work of XLA's products of whole matrices, for `fallback`; None if there are none.
+        """Returns the work of XLA's products of whole matrices, or None if XLA is no alternative.
 
-        A pass over the sums adds, mirrors and masks.
+        `fallback` compares it with the kernel. XLA adds, mirrors and masks in another pass.
         """
         if self.dtype == jnp.complex64:
             return None  # the kernels accumulate in float64, but XLA does not
@@ -181,7 +181,7 @@ class RankKProblem:
 
 
 def launch_order(problem: RankKProblem) -> list[int]:
-    """The stacks that have results, longest tiles first: short ones even out the end."""
+    """Returns the stacks that have results, longest tiles first: short tiles even out the end."""
     stacks = problem.stacks
     nonempty = (i for i, s in enumerate(stacks) if 0 not in (s.g, s.n))
     return sorted(nonempty, key=lambda i: -stacks[i].k)

@@ -102,13 +102,13 @@ def _computed(x: jax.Array, upper: bool) -> jax.Array:
 
 
 def _indices(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The row and the column of every element, shaped like `x`."""
+    """Returns the row and the column of every element, shaped like `x`."""
     row = lax.broadcasted_iota(np.int32, x.shape, x.ndim - 2)
     return row, lax.broadcasted_iota(np.int32, x.shape, x.ndim - 1)
 
 
 def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
-    """The computed triangle of each matrix and its mirror image."""
+    """Returns the computed triangle of each matrix and its mirror image."""
     return jnp.where(_computed(x, upper), x, flip(x, hermitian=False))
 
 
@@ -142,6 +142,6 @@ def fill(
 
 
 def flip(x: jax.Array, hermitian: bool) -> jax.Array:
-    """The transpose of each matrix, conjugated if `hermitian`."""
+    """Returns the transpose of each matrix, conjugated if `hermitian`."""
     x = jnp.swapaxes(x, -1, -2)
     return jnp.conj(x) if hermitian else x

@@ -12,9 +12,9 @@ from jax_grouped_gemm._src.lists.schedule import TILE_K
 
 SIDE = 128
 
-# Numbers of rows that were measured with either tile, with many results in a call.
+# Both tiles were measured for results with this range of rows, many results in a call.
 FEWEST_ROWS, MOST_ROWS = 512, 1024
-# Predictions that differ by less than this mean that the tiles are equally fast.
+# Fine tiles are taken only if they need less than this share of the cycles of wide tiles.
 MARGIN = 0.97
 
 
@@ -30,19 +30,19 @@ class Cost:
 
 
 # Fitted to 384 matrices of [n, 2048], n from 512 to 1024, on an H100. Wide tiles on the diagonal
-# load half as much again for a step as those that share a rhs.
+# load half as much again for a step as wide tiles that share a rhs.
 WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000)
 FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
 # Extra cycles of a unit that adds C, from 384 matrices of 768 x 768 in either tile.
 WIDE_C, FINE_C = 8000, 1000
-# Products of two factors: the extra cycles of a wide unit, measured; and diagonal fine units, which
-# load both factors of both sides in a step, estimated.
+# For products of two factors: the measured extra cycles of a wide unit, and the estimated cost of a
+# fine unit on the diagonal, which loads both factors of both sides in a step.
 WIDE_PRODUCT, FINE_DIAGONAL_PRODUCT = 14000, Cost(1100, 8400)
 
 
 def wide_tiles(stack: Stack, upper: bool) -> tuple[int, int, int]:
-    """Wide tiles of a matrix off the diagonal, and those on it that are whole and that are narrow,
-    as `csrc/scheduler/triangular.h` lists them."""
+    """Returns the numbers of a matrix's wide tiles: off the diagonal, whole on it, narrow on it.
+    `csrc/scheduler/triangular.h` lists them in the same way."""
     rows = cdiv(stack.n, SIDE)
     upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
     on_diagonal = (upper_tiles, lower_tiles) if upper else (lower_tiles, upper_tiles)
@@ -50,21 +50,21 @@ def wide_tiles(stack: Stack, upper: bool) -> tuple[int, int, int]:
 
 
 def num_fine_units(stack: Stack) -> int:
-    """Units of work for clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
+    """Returns the number of fine units, as `csrc/scheduler/triangular_fine.h` counts them."""
     return stack.g * sum(_fine_units(stack))
 
 
 def _fine_units(stack: Stack) -> tuple[int, int]:
-    """The fine units of a matrix: those on the diagonal, and all others."""
+    """Returns the numbers of a matrix's fine units: on the diagonal, and all others."""
     rows = cdiv(stack.n, SIDE)
     return (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
 
 
 def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int) -> bool:
-    """Whether many small results are done sooner in fine tiles, which waste less on the diagonal.
+    """Whether fine tiles finish many small results sooner, as they waste less on the diagonal.
 
     Args:
-      problem: what is computed.
+      problem: the updates.
       stacks: the stacks that have results.
       clusters: number of clusters that run at the same time.
     """
@@ -79,7 +79,7 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
 
 
 def _wide_cycles(stack: Stack, problem: RankKProblem) -> float:
-    """Cycles of all clusters together."""
+    """Returns the cycles of all clusters together, for one stack."""
     steps = cdiv(stack.k, TILE_K)
     others, wide, narrow = wide_tiles(stack, problem.upper)
     c = WIDE_C if problem.has_c else WIDE_PRODUCT if problem.op == "symm_product" else 0

@@ -56,7 +56,7 @@ def decode(plan: MlpPlan, *leaves: jax.Array) -> jax.Array:
 
 
 def _arrays(experts: ExpertWeights) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-    """The matrices of gate, or of gate and up, and of down; then those of up."""
+    """Returns the matrices of gate (or gate and up) and of down, and a separate up by name."""
     gate, *up = experts.projections
     assert experts.wo is not None
     return gate, experts.wo, dict(wi_1=up[0] if up else None)

@@ -24,7 +24,7 @@ SORTING_SCHEDULES = "few_rows", "streamed"
 
 
 def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
-    """Plans a layer of few tokens. Without a kernel that sorts, rows are sorted before."""
+    """Plans a layer of few tokens. If no kernel can sort, other operations sort rows first."""
     given, params = problem.operands, problem.params
     implementation, experts = params["implementation"], given.experts
     sizes = *given.chosen.shape, params["num_experts"]
@@ -37,7 +37,7 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
     if not is_static(*sizes) or 0 in sizes:
         return composed("sizes are unknown, or zero")
     if given.chosen.size > MOST_PAIRS or sizes[-1] > MOST_EXPERTS:
-        return composed(f"more than {MOST_PAIRS} pairs, or than {MOST_EXPERTS} experts")
+        return composed(f"more than {MOST_PAIRS} pairs, or more than {MOST_EXPERTS} experts")
     of_rows = given.of_rows(sizes[-1])
     if experts.quantized:
         options = params["activation"], params["precision"], implementation, params["tile_choices"]
@@ -50,11 +50,11 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
     found = plan_of(MlpProblem("gated_ragged_dot", of_rows, {**params, "residuals": False}), target)
     if found.reason:
         return composed(found.reason)
-    # Joined matrices may have rows of a multiple of 16 bytes where the hidden layer has not.
+    # Rows of joined matrices may be multiples of 16 bytes where rows of the hidden layer are not.
     row_bytes = experts.hidden_columns * given.x.dtype.itemsize
     if experts.wi is not None and row_bytes % TMA_ALIGNMENT_BYTES:
         return composed("rows of the hidden layer are not a multiple of 16 bytes")
     if any(of.launched[1].schedule not in SORTING_SCHEDULES for of in found.packed or [found]):
-        return composed("groups of so many rows have another kernel")
+        return composed("groups of this many rows have another kernel")
     notes = SORTS, *found.notes
     return dataclasses.replace(found, problem=problem, kernel_problem=problem, notes=notes)

@@ -76,7 +76,7 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 
 
 def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
-    """Names dimensions: hidden columns and columns of the result are split, of arrays."""
+    """Names dimensions: unpacked arrays may be split by columns of hidden and of the result."""
     whole, specs = [*"TDkgoU"], []
     for name, place in named(tree.unflatten(range(tree.num_leaves))).items():
         for i in jax.tree.leaves(place):

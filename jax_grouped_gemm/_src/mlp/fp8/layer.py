@@ -2,9 +2,9 @@
 
 Tokens are quantised before they are copied to the rows of their experts, which halves the bytes to
 copy. Where the product reads tokens in place, nothing is copied. The gradient of combined results
-is treated likewise. One kernel copies and quantises few tokens. Gate and up are one product forward
-and one backward. Products read FP8 operands only: the elementwise steps between products quantise
-their results.
+is treated likewise. For few tokens, one kernel copies and quantises. Gate and up are one product
+forward and one backward. Products read FP8 operands only, because the elementwise steps between
+products quantise their results.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def mlp(
     combines: bool,
     has_values: bool,
 ) -> jax.Array:
-    """The MLP of checked operands: [m, D], or [T, D] where it `combines`; without wo [m, F].
+    """Computes the MLP of checked operands: [m, D], [T, D] if it `combines`, [m, F] without wo.
 
     Args:
       recipe: a recipe with forward and dgrad in FP8.
@@ -158,7 +158,7 @@ def _forward(layer: Layer, given: MlpOperands, quantized, *, for_gradient):
     if has_biases:
         projections = _with_biases(layer, projections, given).astype(dtype)
     if for_gradient:
-        # Gate and up share one array, so that a policy with either name keeps it.
+        # Gate and up share one array, which a policy with either name keeps.
         projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
     weights = _weights_of_rows(layer, given, projections)
     if wo is None:
@@ -209,7 +209,7 @@ def _mlp_backward(layer: Layer, kept, dy):
     num_rows = projections.shape[0]
     if given.weights is not None:
         dweights = gradients.weights
-        if wo is None:  # then dh is the caller's, also in rows that nobody owns
+        if wo is None:  # then dh is the caller's, also in unowned rows
             dweights = jnp.where(layer.owned_rows(given, num_rows), dweights, 0)
         found = dataclasses.replace(found, weights=dweights.astype(given.weights.dtype))
 
@@ -281,10 +281,10 @@ def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
 
 
 def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
-    """Returns weights of rows: by default ones, and zeros where nobody owns a row that matters.
+    """Returns the weights of rows, by default ones. They are zeros in unowned rows that matter.
 
-    No product reads such a row. But without wo it is part of the result, and gradients of biases
-    are no products.
+    No product reads an unowned row. But without wo it is a row of the result, and gradients of
+    biases may depend on it.
     """
     num_rows = projections.shape[0]
     matter = layer.dtypes.wo is None or given.experts.has_biases

@@ -111,7 +111,7 @@ class Layer(Fp8Products):
             return token_rows.on_rows(given.rows.of(in_16_bits(x))) if copied else in_16_bits(x)
         sizes, offset = given.groups.indices
         if rows is not None:
-            # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
+            # Begin at -1: XLA would turn the constant [0, n] into an iota times n, and compute it.
             window = jnp.array([-1, x.shape[0]])
         else:
             # Rows of no local expert do not count for the scales.
@@ -130,7 +130,7 @@ class Layer(Fp8Products):
     def rows_for_wgrad(
         self, x: jax.Array | Scaled | ScaledView, given: MlpOperands, dtype: DTypeLike
     ) -> Any:
-        """Returns rows as an operand of `weights_gradients`, if they are none yet."""
+        """Returns rows as an operand of `weights_gradients`, unchanged if they are in FP8."""
         if isinstance(x, Scaled | ScaledView):
             return x
         if self.recipe.wgrad == "bf16":
@@ -160,7 +160,7 @@ class Layer(Fp8Products):
     def weights_gradients(
         self, lhs: Any, rhs: Sequence[Any], dtypes: Sequence[Any], given: MlpOperands, num_rows: int
     ) -> list[jax.Array]:
-        """lhs^T times each rhs, of each expert, in its dtype."""
+        """Returns lhs^T times each rhs, for each expert, in the dtype of this rhs."""
         indices = given.groups.indices
         sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
         are_scaled = all(isinstance(x, Scaled) for x in (lhs, *rhs))

@@ -31,8 +31,8 @@ class QuantizedMlp(NamedTuple):
     `values` [..., k, n] with `scales` are for the gradients of rows, and `values_t` [..., n, k]
     with `scales_t` are for the forward products. Gate and up are one matrix `wi`. Its columns are
     the F columns of wi_0, zeros up to the next multiple of 128, and then the columns of wi_1 and
-    zeros likewise. The public name is deprecated, and will be removed in 0.4. Pass
-    on what `quantize_mlp` returns.
+    zeros likewise. The public name is deprecated, and will be removed in 0.4. Pass on what
+    `quantize_mlp` returns.
     """
 
     wi: QuantizedWeights  # of [..., D, 2 F]
@@ -110,7 +110,7 @@ def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
 
 
 def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
-    """Returns (plain, transposed) forms of gate and up joined, and of down; None if not asked."""
+    """Returns (plain, transposed) of gate and up joined, and of down; None if not asked for."""
     forms = dict(plain=plain, transposed=transposed)
     down = None if wo is None else products.quantize_weights(wo, **forms)
     if wi_1 is None:
@@ -131,10 +131,10 @@ def check_arrays(function: str, weights: ExpertWeights, recipe: Recipe) -> None:
 
 
 def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, QuantizedMlp]:
-    """The result of `quantize_mlp` for weights that are `QuantizedArray`s in the layout "rows".
+    """Returns the `quantize_mlp` of weights that are `QuantizedArray`s of the layout "rows".
 
     Returns:
-      weights of `dtype` whose values nobody reads, and the quantised matrices. These are frozen.
+      weights of `dtype` whose values nobody reads, and the quantised matrices, which are `frozen`.
     """
 
     def both_ways(*matrices: QuantizedArray) -> QuantizedWeights:
@@ -199,7 +199,7 @@ def checked_quantized(
             if (x.shape, x.dtype) != (want.shape, want.dtype):
                 raise TypeError(
                     f"{function}: quantized must be quantize_mlp of these weights and this recipe, "
-                    f"of which {part}.{field} is {want.dtype} of shape {want.shape}, got {x.dtype} "
+                    f"whose {part}.{field} is {want.dtype} of shape {want.shape}, got {x.dtype} "
                     f"of shape {x.shape}"
                 )
     return quantized

@@ -30,7 +30,7 @@ def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
 
 
 def dequantized_reason(operands: MlpOperands, options: Options) -> str:
-    """Why weights are dequantised before they are multiplied, empty if kernels read them packed."""
+    """Returns why weights are dequantised first, an empty string if kernels read them packed."""
     experts = operands.experts
     if len(experts.quantized) < len(experts.matrices):
         return "not all matrices are quantised"

@@ -26,7 +26,7 @@ def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
 
 
 def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
-    """Names dimensions: only rows are split, without tokens. Packed matrices are gathered."""
+    """Names dimensions. Rows are split unless they are copies; packed matrices are gathered."""
     given = named(tree.unflatten(range(tree.num_leaves)))
     whole, specs = [*"KDFGTok"], []
     letters = LETTERS | (OF_ROWS if "rows" in given else {})

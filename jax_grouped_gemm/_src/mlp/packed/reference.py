@@ -23,5 +23,5 @@ def dequantized(function: str, options: Options, operands: MlpOperands, reason: 
 
 
 def mlp(*leaves: jax.Array, tree: Any, **options: Any) -> jax.Array:
-    """The primitive in pure JAX."""
+    """Computes the primitive in pure JAX."""
     return dequantized("ragged_mlp", Options(**options), tree.unflatten(leaves), "")

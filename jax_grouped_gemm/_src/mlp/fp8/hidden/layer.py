@@ -1,9 +1,9 @@
-"""The elementwise steps of an MLP in FP8: what the products leave, quantised for the next one.
+"""The elementwise steps of an MLP in FP8, which quantise their results for the next product.
 
-Projections [m, P] are gate [m, F], with `wi_1` zeros up to the next multiple of 128 columns, and up
-after them, as the product with `QuantizedMlp.wi` leaves them. As without FP8, hidden and gradients
-are computed in float32 from projections as they are rounded, and rounded to their dtype; that is
-what is quantised, so that products in FP8 and in 16 bits see the same numbers.
+Projections [m, P] are the product with `QuantizedMlp.wi`: gate [m, F] or, with `wi_1`, gate and up,
+each with zeros up to the next multiple of 128 columns. As without FP8, hidden and gradients are
+computed in float32 from rounded projections, and rounded to the dtype of projections. The rounded
+values are quantised, so that products in FP8 and in 16 bits see the same numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HiddenLayer:
     """hidden = weights * activation(gate) * up, and how it is quantised.
 
     Attributes:
-      activation: of the hidden layer.
+      activation: the activation of the hidden layer.
       columns: F.
       has_up: whether there is an up projection.
       recipe: formats of the quantised results.
@@ -40,7 +40,7 @@ class HiddenLayer:
     recipe: Recipe
 
     def split(self, projections: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Gate and up, [m, F] each."""
+        """Returns gate and up, [m, F] each."""
         gate = projections[:, : self.columns]
         if not self.has_up:
             return gate, None
@@ -48,25 +48,25 @@ class HiddenLayer:
         return gate, projections[:, first : first + self.columns]
 
     def join(self, gate: jax.Array, up: jax.Array | None) -> jax.Array:
-        """The inverse of `split`."""
+        """Computes the inverse of `split`."""
         if up is None:
             return gate
         padded = [pad_to(x, (x.shape[0], padded_columns(self.columns))) for x in (gate, up)]
         return jnp.concatenate(padded, axis=1)
 
     def hidden(self, projections: jax.Array, weights: jax.Array) -> jax.Array:
-        """[m, F] in the dtype of the projections."""
+        """Returns hidden [m, F] in the dtype of the projections."""
         hidden = self._of(weights, *self._wide(projections))
         return hidden.astype(projections.dtype)
 
     def quantized(self, projections: jax.Array, weights: jax.Array) -> Scaled:
-        """Hidden, as the operand of the product with wo."""
+        """Returns hidden, quantised as the operand of the product with wo."""
         return self._quantize(self.hidden(projections, weights), self.recipe.forward_dtype)
 
     def gradients(
         self, projections: jax.Array, dh: jax.Array, weights: jax.Array
     ) -> HiddenGradients:
-        """From the gradient `dh` of hidden."""
+        """Returns the gradients that follow from the gradient `dh` [m, F] of hidden."""
         dtype = projections.dtype
         hidden, vjp = jax.vjp(self._of, weights, *self._wide(projections))
         dweights, dgate, dup = vjp(dh.astype(jnp.float32))
@@ -89,29 +89,29 @@ class HiddenLayer:
 class HiddenGradients(NamedTuple):
     """The results of the backward pass from the gradient of hidden."""
 
-    projections: Scaled | None  # the gradients of gate and up as projections lie, quantised
+    projections: Scaled | None  # gradients of gate and up in projections' layout, quantised
     gate: jax.Array | Scaled  # [m, F], or quantised in transposed blocks
     up: jax.Array | Scaled | None
-    hidden: jax.Array | Scaled  # the same, computed again
+    hidden: jax.Array | Scaled  # [m, F], computed again, or quantised likewise
     weights: jax.Array  # float32 [m]
 
     def without_projections(self) -> HiddenGradients:
-        """The rest, when projections have been read."""
+        """Returns the other gradients, for use after the last product that reads projections."""
         return self._replace(projections=None)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class JoinedGradients:
-    """`HiddenGradients` with those of gate and up, in both forms, in one array.
+    """`HiddenGradients` whose gradients of gate and up, in both forms, are in one array.
 
-    XLA has one array at a time in the memory of a result: this one can be in that of the gradient
-    of wo, if that is computed last.
+    XLA places only one array at a time in the memory of a later result. This array can use the
+    memory of the gradient of wo, if the gradient of wo is computed last.
 
     Attributes:
-      values: flat: the values of `projections`, `gate` and `up`.
-      projections_scales, gate_scales, up_scales: theirs; None for what has been read.
-      hidden, weights: as `HiddenGradients` has them.
+      values: a flat array with the values of `projections`, `gate` and `up`.
+      projections_scales, gate_scales, up_scales: their scales; None after the last use.
+      hidden, weights: as in `HiddenGradients`.
     """
 
     values: jax.Array
@@ -123,33 +123,33 @@ class JoinedGradients:
 
     @property
     def projections(self) -> ScaledView:
-        """[m, 2 F], as projections lie."""
+        """The gradients [m, 2 F], in the layout of projections."""
         assert self.projections_scales is not None
         rows, blocks = self.projections_scales.shape
         return ScaledView(self.values, self.projections_scales, (0, rows, blocks * BLOCK))
 
     @property
     def gate(self) -> ScaledView:
-        """Quantised in transposed blocks."""
+        """The gradient of gate, quantised in transposed blocks."""
         return self._transposed(self.gate_scales, 2)
 
     @property
     def up(self) -> ScaledView:
-        """Quantised in transposed blocks too."""
+        """The gradient of up, quantised in transposed blocks."""
         return self._transposed(self.up_scales, 1)
 
     def _transposed(self, scales: jax.Array, places: int) -> ScaledView:
-        """The view that begins that many times its size before the end."""
+        """Returns the view that begins `places` times its size before the end of `values`."""
         size = scales.size * BLOCK
         return ScaledView(
             self.values, scales, (self.values.size - places * size, *scales.shape, BLOCK)
         )
 
     def without_projections(self) -> JoinedGradients:
-        """The rest, when projections have been read."""
+        """Returns the other gradients, for use after the last product that reads projections."""
         return dataclasses.replace(self, projections_scales=None)
 
 
 def padded_columns(hidden: int) -> int:
-    """The columns of gate, with those of zeros after which up begins."""
+    """Returns the columns of gate and of the zeros after it, where up begins."""
     return round_up(hidden, BLOCK)

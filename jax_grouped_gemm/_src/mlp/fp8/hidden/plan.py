@@ -31,7 +31,7 @@ STEP_KERNELS = {
 def plan_step(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> HiddenPlan:
-    """Plans the step of that name from its operands' avals and its parameters."""
+    """Plans the step `op` from its operands' avals and its parameters."""
     problem = HiddenProblem(op, params["layer"], params.get("joined", False))
     if params["implementation"] == "xla":
         return Plan(problem, XLA, AS_ASKED)
@@ -43,7 +43,7 @@ def plan_step(
 
 
 def unfused_reason(op: str, layer: HiddenLayer, avals: Sequence[Any]) -> str:
-    """Why no kernel computes the operation, empty if one does."""
+    """Returns why no kernel computes the operation, an empty string if one does."""
     arrays = [x for x in avals if x.ndim > 1]
     if not layer.has_up:
         return "the kernels multiply gate and up, and there is no up"
@@ -58,4 +58,4 @@ def unfused_reason(op: str, layer: HiddenLayer, avals: Sequence[Any]) -> str:
     if op != "quantize_ragged_gradients":
         return ""
     columns = arrays[1].shape[1]
-    return f"the kernel has columns in eights, got {columns}" if columns % 8 else ""
+    return f"the kernel needs a multiple of 8 columns, got {columns}" if columns % 8 else ""

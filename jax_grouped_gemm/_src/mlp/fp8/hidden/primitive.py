@@ -26,8 +26,8 @@ def quantized_hidden(
     implementation: Implementation,
     count: jax.Array | None = None,
 ) -> Scaled:
-    """`layer.quantized` of projections [m, P] and weights [m]. With a count [1], the rows from that
-    one on are undefined."""
+    """Computes `layer.quantized` of projections [m, P] and weights [m]. With `count` [1], only the
+    first `count` rows are defined."""
     operands = projections, weights, jnp.zeros(0, jnp.int32) if count is None else count
     return Scaled(*HIDDEN.bind(*operands, layer=layer, implementation=implementation))
 
@@ -39,7 +39,7 @@ def hidden_gradients(
     weights: jax.Array,
     implementation: Implementation,
 ) -> HiddenGradients:
-    """`layer.gradients` of projections [m, P], dh [m, F] and weights [m]."""
+    """Computes `layer.gradients` of projections [m, P], dh [m, F] and weights [m]."""
     params = dict(layer=layer, implementation=implementation)
     values, scales, *rest, hidden, dweights = GRADIENTS.bind(projections, dh, weights, **params)
     gate, up = rest if layer.has_up else (*rest, None)
@@ -56,10 +56,10 @@ def ragged_hidden_gradients(
     *,
     joined: bool = False,
 ) -> HiddenGradients | JoinedGradients:
-    """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
-    in transposed blocks of the rows of each group, see `quantizers.quantize_ragged`. If `joined`,
-    and a kernel computes them, `JoinedGradients`. In rows of no group, gradients of weights are
-    zero if dh is, and everything else is undefined."""
+    """Computes `hidden_gradients`, with gate, up and hidden as operands of FP8 weight gradients: in
+    transposed blocks of each group's rows, see `quantizers.quantize_ragged`. With `joined`, returns
+    `JoinedGradients` if a kernel computes them. In rows of no group, gradients of weights are zero
+    if dh is zero, and everything else is undefined."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
     is_fused = not unfused_reason(RAGGED_GRADIENTS.name, layer, operands)
@@ -74,7 +74,7 @@ def ragged_hidden_gradients(
 
 
 def _avals_of(reference, op):
-    """The abstract results of an operation are those of its reference; `op` returns it."""
+    """Returns a function that computes the avals of the operation `op()` from its reference."""
 
     def avals(*operands, implementation, **params):
         abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
@@ -150,7 +150,7 @@ RAGGED_GRADIENTS: Op = Op(
 
 def _register_batching(op: Op, *, has_count: bool) -> None:
     def rule(operands, dims, *, layer, implementation):
-        # Rows past the count of one of a batch are undefined, so that all rows may be computed.
+        # Compute all rows: those past an element's count may have any value.
         no_count = [jnp.zeros(0, jnp.int32)] if has_count else []
         of_rows = len(operands) - has_count
         every = stacked(operands[:of_rows], dims[:of_rows])

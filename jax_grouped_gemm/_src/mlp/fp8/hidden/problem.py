@@ -9,8 +9,8 @@ from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 
 @dataclasses.dataclass(frozen=True)
 class HiddenProblem:
-    """Static description of one elementwise step: its name, what is computed, and whether the
-    results are `JoinedGradients`."""
+    """Static description of one elementwise step: the name of its operation, its layer, and
+    whether its results are `JoinedGradients`."""
 
     op: str
     layer: HiddenLayer

@@ -14,18 +14,18 @@ from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients
 
 
 def hidden(projections, weights, count, *, layer):
-    """The results of a `quantize_hidden`."""
+    """Returns the results of a `quantize_hidden`."""
     return list(layer.quantized(projections, weights))
 
 
 def gradients(projections, dh, weights, *, layer):
-    """The results of a `quantize_gradients`."""
+    """Returns the results of a `quantize_gradients`."""
     found = layer.gradients(projections, dh, weights)
     return [x for x in jax.tree.leaves(found) if x is not None]
 
 
 def ragged_gradients(projections, dh, weights, group_sizes, *, layer, joined=False):
-    """The results of a `quantize_ragged_gradients`."""
+    """Returns the results of a `quantize_ragged_gradients`."""
     found = layer.gradients(projections, dh, weights)
     quantize = functools.partial(transposed, quantize_ragged, layer, group_sizes)
     results = in_blocks(layer, found, quantize)
@@ -33,14 +33,14 @@ def ragged_gradients(projections, dh, weights, group_sizes, *, layer, joined=Fal
 
 
 def joined_in_one(results: Sequence[jax.Array]) -> list[jax.Array]:
-    """The results of `ragged_gradients` with those of gate and up in one."""
+    """Returns the results of `ragged_gradients`, with gradients of gate and up in one array."""
     *forms, hidden, hidden_scales, dweights = results
     values, scales = forms[0::2], forms[1::2]
     return [jnp.concatenate([x.ravel() for x in values]), *scales, hidden, hidden_scales, dweights]
 
 
 def transposed(quantize, layer, group_sizes, x, dtype, **params):
-    """Rows x [m, n], by `quantize_ragged` or its primitive, in transposed blocks."""
+    """Quantises rows x [m, n] in transposed blocks, by `quantize_ragged` or its primitive."""
     return quantize(
         x,
         group_sizes,
@@ -53,7 +53,7 @@ def transposed(quantize, layer, group_sizes, x, dtype, **params):
 
 
 def in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
-    """The results of `ragged_gradients` from `found`; `quantize` is `transposed`, partly bound."""
+    """Returns results of `ragged_gradients` from `found`; `quantize` is a partial `transposed`."""
     assert found.projections is not None
     recipe = layer.recipe
     operands = [(found.gate, recipe.gradient_dtype), (found.up, recipe.gradient_dtype)]
