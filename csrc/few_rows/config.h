@@ -19,15 +19,15 @@ constexpr int kConsumerWarps = 4;
 constexpr int kThreads = (kFirstConsumer + kConsumerWarps) * kWarpSize;
 constexpr int kRowThreads = kRowWarps * kWarpSize;
 
-// Blocks of a multiprocessor: one loads while the other ends a tile.
+// Thread blocks on a multiprocessor. One loads while the other ends a tile.
 constexpr int kBlocks = 2;
 constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 
-// Sizes of as many groups are read at once before anything else. More are read where they are
-// needed.
+// `read_groups` reads the sizes of up to this many groups at once, before the first tile. With more
+// groups, the schedule reads sizes where it needs them.
 constexpr int kGroupsAtOnce = 512;
 
-// What `read_groups` finds.
+// The groups, which are read and sorted before the first tile.
 struct Groups {
   alignas(16) int order[mlp::Pairs::kMost];  // the pair of each row
   int sizes[kGroupsAtOnce];
@@ -35,7 +35,8 @@ struct Groups {
 };
 static_assert(mlp::Pairs::kMostGroups <= kGroupsAtOnce);
 
-// One stage has 64 of K of 128 columns: of one matrix, or 64 of gate and the same of up.
+// A stage has 128 columns by 64 elements of K: 128 columns of one matrix, or 64 columns of gate and
+// the same 64 of up.
 template <class Element_, int kTileM_>
 struct Config {
   using Element = Element_;
@@ -47,7 +48,7 @@ struct Config {
   static constexpr int kCluster = 1;
   static constexpr bool kSortsPairs = true;
 
-  // From a warp's first run of columns to its second one, if both are of one matrix.
+  // The distance from a warp's first 16 columns to its second 16, if both are of one matrix.
   static constexpr int kNextRun = 16;
 
   static constexpr int kBoxBytes = kTileK * kRowBytes;

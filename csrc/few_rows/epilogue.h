@@ -9,11 +9,11 @@
 
 namespace jgg::few_rows {
 
-// The numbers that a lane adds to its sums or multiplies them by. All are read at once: between
-// stores, each would be waited for alone.
+// The numbers that a lane adds to its sums or multiplies them by. All of them are read at once,
+// because a lane that read them between stores would wait for each separately.
 template <int kBlocks>
 struct Terms {
-  float bias[2][2];          // of a run of columns, and of the columns 8 further on
+  float bias[2][2];          // [run][i], of `Epilogue::column(run, i)`
   float weight[kBlocks][2];  // of rows
 };
 
@@ -22,15 +22,15 @@ class Epilogue {
   using Element = typename Config::Element;
 
  public:
-  // Finds the columns that each lane of the warp has, in the order of the accumulators. The warp's
-  // first one is column `first` of the tile.
+  // The warp's columns begin at column `first` of the tile. Each lane has the columns of its
+  // accumulators.
   __device__ Epilogue(Product const& params, WorkTile const& work, int first, int const* order)
       : params_(params),
         work_(work),
         order_(order),
         column_(first_column<Config>(params, work) + first + lane_column()) {}
 
-  // Column i of 2 of a run.
+  // Returns column i of the lane's two columns in a run.
   __device__ int column(int run, int i) const {
     return column_ + (has_up() ? 0 : run * Config::kNextRun) + 8 * i;
   }
@@ -57,8 +57,8 @@ class Epilogue {
     return terms;
   }
 
-  // Loops over a lane's sums of eight rows, with one copy of the code for all of them. Code that
-  // runs a few times in a kernel costs more to fetch than to run.
+  // Stores a lane's sums. A loop stores the sums of eight rows with one copy of the code, because
+  // code that runs only a few times costs more to fetch than to run.
   template <int kBlocks>
   __device__ void store(Sums<kBlocks> const& sums, Terms<kBlocks> const& terms) const {
 #pragma unroll
@@ -85,7 +85,7 @@ class Epilogue {
   __device__ Product const& params() const { return params_; }
 
  private:
-  // Not values[i], for which the compiler would put the values into memory.
+  // Returns values[i]. For that expression, the compiler would put the values into local memory.
   __device__ static float pick(float const (&values)[4], int i) {
     return i < 2 ? (i == 0 ? values[0] : values[1]) : (i == 2 ? values[2] : values[3]);
   }
@@ -125,7 +125,7 @@ class Epilogue {
   int column_;
 };
 
-// Zeros in a tile's rows, which no local group owns. `thread` is one of `threads`.
+// Stores zeros in a tile of unowned rows. Each of `threads` threads calls this with its number.
 template <class Config>
 __device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads,
                             int const* order) {

@@ -11,7 +11,7 @@
 
 namespace jgg::few_rows {
 
-// Rows that share what is read of a matrix, and the columns of matrices in a stage.
+// 32 rows share each read of a matrix, and a stage has 128 columns of matrices.
 using Tiles = TileTable<Tile<32, 128, 1, KernelKind::kSwapped>>;
 
 template <class Config>

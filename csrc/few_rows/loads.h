@@ -1,4 +1,4 @@
-// How operands get to shared memory: matrices by TMA, rows by threads, since the rows of one TMA
+// Copies operands to shared memory: matrices by TMA, and rows by threads, because the rows of a TMA
 // box cannot come from arbitrary tokens.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace jgg::few_rows {
 
-// By one thread.
+// Loads the matrices of a tile. One thread calls this.
 template <class Config>
 __device__ void load_matrices(Params const& params, SharedStorage<Config>& shared,
                               WorkTile const& work, sm90::StageIterator<Config::kStages>& stage) {
@@ -29,9 +29,10 @@ __device__ void load_matrices(Params const& params, SharedStorage<Config>& share
   }
 }
 
-// By each of the threads that bring rows. A row's 128 bytes of a stage are eight pieces, swizzled
-// so that eight rows of a piece are read from all banks. Rows that a tile does not have are left as
-// they are, and only reach rows of the result that are not stored.
+// Loads the rows of a tile. Each thread that brings rows calls this. A row's 128 bytes of a stage
+// are eight vectors of 16 bytes, swizzled so that a read of the same vector of eight rows uses all
+// banks. Places of rows that the tile does not have keep old data, which only reaches rows of the
+// result that are not stored.
 template <class Config>
 __device__ void load_rows(Params const& params, SharedStorage<Config>& shared, WorkTile const& work,
                           sm90::StageIterator<Config::kStages>& stage) {
@@ -42,7 +43,7 @@ __device__ void load_rows(Params const& params, SharedStorage<Config>& shared, W
   int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
   int const first = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
 
-  char const* from[kOwn];  // null: zeros
+  char const* from[kOwn];  // null for a row of zeros
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     int const row = first + i * kRowsAtOnce;
@@ -54,7 +55,7 @@ __device__ void load_rows(Params const& params, SharedStorage<Config>& shared, W
     from[i] = params.x + (int64_t(token) * params.k + piece * kElements) *
                              int64_t(sizeof(typename Config::Element));
   }
-  // Rows are eight apart, so the swizzle is the same for all of a thread's.
+  // A thread's rows are eight apart, so all of them have the same swizzle.
   int const place = first * kRowBytes + (piece ^ first % kPieces) * 16;
   for (int step = 0; step < work.k_tiles; ++step, ++stage) {
     shared.empty[stage.stage].wait(stage.phase ^ 1);

@@ -1,5 +1,5 @@
-// One tile's product. Columns of matrices are on the M side of the tensor cores' instruction, which
-// takes 16, and rows are on its N side, which takes 8. Few rows therefore cost little.
+// Multiplies one tile. Columns of matrices are on the M side of the tensor cores' instruction,
+// which is 16 wide. Rows are on its N side, which is 8 wide, so few rows cost little.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -15,9 +15,9 @@ constexpr int kMmaRows = 8;      // of x, on the N side
 constexpr int kMmaColumns = 16;  // of a matrix, on the M side
 constexpr int kMmaK = 16;
 
-// A warp has two runs of 16 columns: of gate and of up the same, or two that follow each other.
-// Element i of a thread's four of 16 columns by 8 rows is that of column lane / 4 + i / 2 * 8 and
-// row lane % 4 * 2 + i % 2.
+// A warp has two runs of 16 columns: the same 16 of gate and of up, or two runs of one matrix that
+// are `Config::kNextRun` apart. For each run and each block of 8 rows, a thread has four sums. Sum
+// i is of column lane / 4 + i / 2 * 8 and row lane % 4 * 2 + i % 2.
 template <int kBlocks>
 using Sums = float[2][kBlocks][4];
 
@@ -33,8 +33,8 @@ __device__ void multiply_add(float (&sums)[4], uint32_t const (&a)[4], uint32_t 
            sums[2], sums[3]);
 }
 
-// Calls `function` with the least of 1, 2, 4, ... kMost eights that have room for `rows`, as a
-// constant.
+// Calls `function` with a number of blocks of eight rows, as a constant: the least of 1, 2, 4, ...
+// kMost that has room for `rows`.
 template <int kMost, int kBlocks = 1, class Function>
 __device__ __forceinline__ void with_blocks(int rows, Function&& function) {
   if constexpr (kBlocks < kMost) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void with_blocks(int rows, Function&& function) {
   function(std::integral_constant<int, kBlocks>{});
 }
 
-// The place in a stage where a lane reads.
+// The places in a stage from which a lane reads.
 template <class Config>
 struct Places {
   int column[2];  // of matrices, for the first 16 of K
@@ -62,7 +62,7 @@ struct Places {
   }
 };
 
-// Adds the product with the first kBlocks eights of a tile's rows.
+// Adds the product with the first 8 * kBlocks rows of a tile to `sums`.
 template <class Config, int kBlocks>
 __device__ __forceinline__ void multiply(SharedStorage<Config>& shared, int steps,
                                          sm90::StageIterator<Config::kStages>& stage,

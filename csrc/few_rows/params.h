@@ -10,7 +10,7 @@
 
 namespace jgg::few_rows {
 
-// All but the matrices.
+// All parameters except the matrices.
 struct Product {
   char const* x;
   int const* rows;
@@ -29,23 +29,24 @@ struct Product {
   GroupSizes groups;
   int k;
   int n;
-  int columns;  // of gate and of up
+  int columns;  // of gate and up together
   mlp::Pairs pairs;
 
-  // `order` has the pairs of rows if the kernel sorts them, which it can with `kSorts`.
+  // Returns the pair of a row. If the kernel sorts pairs, `order` has the pair of each row. Only
+  // kernels with `kSorts` can sort.
   template <bool kSorts>
   __device__ unsigned pair(int row, int const* order) const {
     return kSorts && pairs.groups ? order[row] : __ldg(rows + row);
   }
 
-  // The token of a row, which may be out of range.
+  // Returns the token of a row, which may be out of range.
   template <bool kSorts>
   __device__ unsigned token(int row, int const* order) const {
     bool const has_tokens = kSorts && pairs.groups ? !pairs.are_returned : rows != nullptr;
     return has_tokens ? pair<kSorts>(row, order) / divisor : row;
   }
 
-  // The weight of a row that may have no token: whatever it is, zeros are multiplied by it.
+  // Returns the weight of a row. If weights are of pairs, a row without a token has weight 0.
   template <bool kSorts>
   __device__ float weight(int row, int const* order) const {
     if (weights == nullptr) return 1.0f;
@@ -54,16 +55,16 @@ struct Product {
     return at / divisor < unsigned(tokens) ? __ldg(weights + at) : 0.0f;
   }
 
-  // Where a row is in the results.
+  // Returns the place of a row in the results.
   template <bool kSorts>
   __device__ int64_t result_row(int row, int const* order) const {
     return kSorts && pairs.are_returned ? order[row] : row;
   }
 };
 
-// Whether sums are of gate and up. Kernels without `Config::kHasUp` do both kinds of products: the
-// two products of a layer then fetch the code of one kernel. Their tiles and `WorkTile::n` count
-// columns of gate and of up.
+// Returns whether sums are of gate and up. A kernel without `Config::kHasUp` computes both kinds of
+// products, so that the two products of a layer fetch the code of only one kernel. Its tiles and
+// `WorkTile::n` count the columns of gate and up together.
 template <class Config>
 __device__ bool has_up(Product const& params) {
   if constexpr (requires { Config::kHasUp; }) return Config::kHasUp;
@@ -74,7 +75,7 @@ __device__ int first_column(Product const& params, WorkTile const& work) {
   if constexpr (requires { Config::kHasUp; }) return work.n;
   return params.has_up ? work.n / 2 : work.n;
 }
-// Columns of the result of a tile.
+// Returns the number of a tile's columns in the result.
 template <class Config>
 __device__ int tile_columns(Product const& params) {
   if constexpr (requires { Config::kHasUp; }) return Config::kTileN;
@@ -85,7 +86,7 @@ struct Params : Product {
   CUtensorMap matrices;  // of gate, if there is one
   // A stage's second half has columns of up, or further columns of the same matrices.
   CUtensorMap second_matrices;
-  int second_column;  // less the column of the first half
+  int second_column;  // relative to the column of the first half
   sm90::LoadHint hint;
 };
 

@@ -34,7 +34,7 @@ struct FewRowsRoles {
   using Config = Config_;
   using Params = few_rows::Params;
   using Shared = SharedStorage<Config>;
-  static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
+  static constexpr sm90::Registers kRegisters{};  // as launched, for two thread blocks
   static constexpr int kThreads = few_rows::kThreads;
   static constexpr int kBlocks = few_rows::kBlocks;
   static_assert(sizeof(Shared) <= kSharedMemory);

@@ -8,20 +8,20 @@
 
 namespace jgg::few_rows {
 
-constexpr int kPairsSorted = 4;  // a named barrier; kernels have others of smaller numbers
+constexpr int kPairsSorted = 4;  // a named barrier; the kernels' own barriers have smaller numbers
 
-// All sizes at once: a schedule that walks over many groups would wait for memory once for
-// every 32.
+// Reads all sizes at once, because a schedule that walks over many groups would wait for memory
+// once for every 32 groups.
 __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
   int const lane = threadIdx.x % kWarpSize;
 #pragma unroll 4
   for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
 }
 
-// Counts the pairs of each group, and sorts them by group, then by number: a pair comes after those
-// with smaller keys. One of the warps that bring rows calls this before it knows any rows. If the
-// warp that schedules had this code, each launch would take up to 2 us longer with a cold
-// instruction cache, also if nothing is sorted.
+// Counts the pairs of each group, and sorts pairs by group and then by number. The place of a pair
+// is the number of smaller keys. One of the warps that bring rows calls this before it knows any
+// rows. If the warp that schedules had this code, each launch would take up to 2 us longer with a
+// cold instruction cache, even if nothing is sorted.
 __device__ inline void sort_pairs(Product const& params, Groups& shared) {
   if (params.pairs.groups == nullptr) return;
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
@@ -56,7 +56,8 @@ __device__ inline void sort_pairs(Product const& params, Groups& shared) {
   sm90::arrive_named(2 * kWarpSize, kPairsSorted);
 }
 
-// By the warp that schedules: the others read the order after they were given a tile.
+// Returns the groups, with sizes in shared memory if there is room. The warp that schedules calls
+// this. Other warps read the order only after they have received a tile.
 __device__ inline GroupSizes read_groups(Product const& params, Groups& shared) {
   GroupSizes groups = params.groups;
   bool const sorts = params.pairs.groups != nullptr;

@@ -1,5 +1,5 @@
-// Handlers of functions. The parameters of a function are the operands, results and attributes of
-// the calls that it handles, in their order.
+// Makes functions the handlers of XLA's custom calls. The parameters of a function are the
+// operands, results and attributes of a call, in the order of the call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,15 +15,15 @@ namespace jgg {
 
 namespace ffi = ::xla::ffi;
 
-// The handlers of the extension by the names of their targets. A name carries the version of
-// operands and attributes, so that an exported program never meets a handler that reads them
+// Returns the handlers of the extension by the names of their targets. A name includes the version
+// of operands and attributes, so that an exported program never calls a handler that reads them
 // differently.
 inline std::map<std::string, XLA_FFI_Handler*>& handlers() {
   static std::map<std::string, XLA_FFI_Handler*> of_targets;
   return of_targets;
 }
 
-// Adds to a binding what a parameter of this type is.
+// Adds a parameter of this type to a binding.
 template <class Parameter, class Binding>
 auto bind(Binding&& binding) {
   using Operand = typename ffi::ArgBinding<Parameter>::Arg;
@@ -52,7 +52,7 @@ auto bind_all(Function function, Binding&& binding) {
   return bind_all<Parameters...>(function, bind<Parameter>(std::move(binding)));
 }
 
-// Makes `kFunction` the handler of a target. Graphs that XLA captures may have any handler.
+// Makes `kFunction` the handler of a target. XLA may capture any handler in a CUDA graph.
 template <auto kFunction>
 class Handler {
  public:

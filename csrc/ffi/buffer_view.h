@@ -1,4 +1,4 @@
-// Buffers that are views of a larger one.
+// Buffers that are views of a larger buffer.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace jgg {
 
-// An array of `dimensions` whose elements are those of a flat one from `first` on. XLA hands a part
-// of an array to a custom call as a copy.
+// An array of shape `dimensions` whose elements are those of a flat array from `first` on. A view
+// avoids a copy, because XLA copies a slice of an array before it passes the slice to a custom
+// call.
 class BufferView {
  public:
   BufferView(ffi::AnyBuffer const& flat, int64_t first, std::vector<int64_t> dimensions)
@@ -34,7 +35,7 @@ class BufferView {
   }
   BufferView(BufferView const&) = delete;
 
-  // Whether all of it lies inside a flat array.
+  // Returns whether the buffer is flat and the view lies inside it.
   bool fits() const { return fits_; }
   ffi::AnyBuffer operator*() { return ffi::AnyBuffer(&buffer_); }
 
@@ -44,14 +45,14 @@ class BufferView {
   XLA_FFI_Buffer buffer_;
 };
 
-// Replaces a flat `operand` by a view of it, which lies in `view`, if the call has the attribute
-// `slice`: int64s, the view's first element and its shape.
+// Replaces a flat `operand` by a view of it if the call has the attribute `slice`. The attribute's
+// int64s are the view's first element and its shape. `view` owns the view.
 inline void use_view(Call& call, ffi::AnyBuffer& operand, std::optional<BufferView>& view) {
   if (!call.has("slice")) return;
   auto const place = call.get<ffi::Span<int64_t const>>("slice");
-  if (place.size() < 2) return call.fail("slice has to be int64s, a first element and a shape");
+  if (place.size() < 2) return call.fail("slice has to be int64s: a first element, a shape");
   view.emplace(operand, place[0], std::vector<int64_t>(place.begin() + 1, place.end()));
-  if (!view->fits()) return call.fail("the view is not inside a flat array");
+  if (!view->fits()) return call.fail("the slice is not inside a flat array");
   operand = **view;
 }
 

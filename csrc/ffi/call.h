@@ -39,7 +39,7 @@ inline ffi::Error launched(cudaError_t status, char const* product) {
   return ffi::Error::Internal(std::string(product) + ": " + cudaGetErrorString(status));
 }
 
-// The dimensions of a buffer, told apart from the batch dimension that may come before them.
+// The dimensions of a buffer, without the batch dimension that may come first.
 template <int kRank>
 struct Shape {
   char const* name = "";
@@ -56,9 +56,8 @@ constexpr std::pair<std::string_view, KernelKind> kKernelKinds[] = {
     {"fine", KernelKind::kFine},
 };
 
-// Keeps what is wrong with the first attribute or buffer that is not as it should be. Whatever is
-// asked for is zero where it is wrong, so that a handler may look at the error once, before it
-// launches a kernel.
+// Reads attributes and buffers, and keeps the first error. A wrong attribute or buffer reads as
+// zero, so that a handler needs to look at the error only once, before it launches a kernel.
 class Call {
  public:
   explicit Call(ffi::Dictionary attributes) : attributes_(attributes) {}
@@ -70,7 +69,7 @@ class Call {
     if (!failed()) error_ = invalid(message);
   }
 
-  // ---- attributes. XLA does not count them: a call may lack those that have a default ----
+  // ---- attributes. XLA does not count them, so a call may lack those that have a default ----
 
   template <class T>
   T get(std::string_view name) {
@@ -85,7 +84,8 @@ class Call {
   }
   bool has(std::string_view name) const { return attributes_.contains(name); }
 
-  // A tile of the kind that the attribute `kind` names, or of `otherwise` in calls without it.
+  // Returns the tile. Its kind is the attribute `kind`, or `otherwise` in calls without this
+  // attribute.
   TileConfig tile(KernelKind otherwise = KernelKind::kCooperative) {
     TileConfig tile{get<int32_t>("tile_m"), get<int32_t>("tile_n"), get<int32_t>("cluster"),
                     otherwise};
@@ -100,21 +100,21 @@ class Call {
     return tile;
   }
 
-  // The activation, of the function that the caller knows.
+  // Returns the activation. The caller gives its function.
   mlp::Activation activation(mlp::Function function = mlp::Function::kSigmoid) {
     return {get<float>("alpha"), get<float>("cubic"), get<float>("limit"), get<float>("shift"),
             function};
   }
 
-  // How many pairs of a token and a choice are copies of one row.
+  // Returns the number of pairs of each token. Pair i is of token i / divisor.
   int divisor() {
     int const divisor = get<int32_t>("divisor");
     if (divisor < 1) fail("divisor has to be positive, got " + std::to_string(divisor));
     return divisor;
   }
 
-  // The most multiprocessors that the call's kernels use; the rest is free for kernels that run at
-  // the same time.
+  // Returns the largest number of multiprocessors that the call's kernels use. Others stay free for
+  // kernels that run at the same time.
   int max_sms() {
     int const most = get<int32_t>("max_sms", kMostMultiprocessors);
     if (most < 1) fail("max_sms has to be positive, got " + std::to_string(most));
@@ -123,7 +123,8 @@ class Call {
 
   // ---- buffers ----
 
-  // The element type of a buffer, one of `among`.
+  // Returns the element type of a buffer. Fails with the message `otherwise` unless it is one of
+  // `among`.
   ElementType type(ffi::AnyBuffer const& buffer, std::initializer_list<ElementType> among,
                    char const* otherwise) {
     ElementType type{};
@@ -134,21 +135,22 @@ class Call {
     return type(values, kFloat8s, "the quantisers return f8e4m3fn or f8e5m2");
   }
 
-  // Whether kernels take a size of `name`, which is not zero.
+  // Returns whether kernels support this size, from 1 to kMostSize. `name` is for the error.
   bool expect_size(std::string const& name, int64_t size) {
     if (size >= 1 && size <= kMostSize) return true;
-    fail(name + " is " + std::to_string(size) + ", not one of 1 to " + std::to_string(kMostSize));
+    fail(name + " is " + std::to_string(size) + ", but has to be from 1 to " +
+         std::to_string(kMostSize));
     return false;
   }
 
-  // The dimensions of a buffer, which may have a batch dimension before them.
+  // Returns the dimensions of a buffer, which may have a batch dimension first.
   template <int kRank, class Buffer>
   Shape<kRank> shape(char const* name, Buffer const& buffer) {
     auto const dimensions = buffer.dimensions();
     bool const batched = dimensions.size() == kRank + 1;
     if (!batched && dimensions.size() != kRank) {
       fail(std::string(name) + " has rank " + std::to_string(dimensions.size()) + ", not " +
-           std::to_string(kRank) + " or one more");
+           std::to_string(kRank) + ", or one more with a batch dimension");
       return {};
     }
     for (int64_t const size : dimensions) {
@@ -159,7 +161,8 @@ class Call {
     return shape;
   }
 
-  // Operands either share the batch or have all of it.
+  // Fails unless the buffer has the expected size. It has all batches, or no batch dimension if
+  // batches share it.
   template <class Shape>
   void expect(Shape const& shape, decltype(Shape::size) expected, int batches) {
     if (shape.size == expected && (!shape.batched || shape.batches == batches)) return;
@@ -168,7 +171,7 @@ class Call {
     fail(message.replace(message.size() - 2, 2, "]"));
   }
 
-  // The dimensions of a buffer without a batch dimension.
+  // Returns the dimensions of a buffer that must not have a batch dimension.
   template <int kRank, class Buffer>
   std::array<int, kRank> size(char const* name, Buffer const& buffer) {
     auto const found = shape<kRank>(name, buffer);
@@ -182,7 +185,7 @@ class Call {
     expect(found, expected, 1);
   }
 
-  // Whether rows are whole vectors of `bytes`, as TMA and wide loads have to find them.
+  // Fails unless rows are whole vectors of `bytes`, which TMA and wide loads need.
   void expect_vectors(char const* name, ffi::AnyBuffer const& buffer,
                       int64_t bytes = kVectorBytes) {
     auto const dimensions = buffer.dimensions();
@@ -191,9 +194,10 @@ class Call {
     auto const row = columns * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
     if (row % bytes == 0) return;
     fail(std::string(name) + " has rows of " + std::to_string(columns) +
-         " elements, which are no multiple of " + std::to_string(bytes) + " bytes");
+         " elements, which are not a multiple of " + std::to_string(bytes) + " bytes");
   }
-  // Each 16-bit part of a float32 operand has to be whole vectors, too.
+  // As expect_vectors(). The rows of the 16-bit parts of a float32 operand have to be whole vectors
+  // too.
   void expect_operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
     bool const in_parts = buffer.element_type() == ffi::F32;
     expect_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);

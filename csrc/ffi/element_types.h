@@ -17,7 +17,7 @@ constexpr std::pair<::xla::ffi::DataType, ElementType> kElementTypes[] = {
     {::xla::ffi::F8E4M3FN, ElementType::kE4m3}, {::xla::ffi::F8E5M2, ElementType::kE5m2},
 };
 
-// False if the type is none of those.
+// Sets `result` to the kernels' type. Returns false if the type is not one of `among`.
 inline bool element_type(::xla::ffi::DataType type, std::initializer_list<ElementType> among,
                          ElementType& result) {
   for (auto const& [known, of_kernels] : kElementTypes) {
@@ -32,8 +32,8 @@ constexpr auto kFloats = {ElementType::kBf16, ElementType::kF16, ElementType::kF
 constexpr auto kFloat8s = {ElementType::kE4m3, ElementType::kE5m2};
 constexpr auto kDoubles = {ElementType::kF64, ElementType::kC64, ElementType::kC128};
 
-// Whether the kernels multiply operands of the first type into a result of the second: their own,
-// or float32.
+// Returns whether the kernels multiply operands of the first type into a result of the second type,
+// which has to be the operands' type or float32.
 inline bool are_products(::xla::ffi::DataType operand, ::xla::ffi::DataType result,
                          ElementType& type, ElementType& out_type) {
   return element_type(operand, kFloats, type) && element_type(result, kFloats, out_type) &&

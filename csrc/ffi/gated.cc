@@ -1,10 +1,10 @@
-// Bindings of the forward kernels of an expert MLP: check the buffers, name the sizes, launch.
+// Bindings of the forward kernels of an expert MLP: check the buffers, read the sizes, launch.
 #include "ffi/gated_arguments.h"
 
 namespace jgg {
 namespace {
 
-// A product of rows with matrices, and what is done to its sums. The matrices are those of the
+// Multiplies rows by matrices and applies the epilogue to the sums. `matrices` are those of the
 // gate, or of gate and up next to each other. The attribute `optional` has the names of `operands`
 // in order. The results are the product and, if they are kept for a backward pass, gate and up.
 template <KernelKind kKind>
@@ -33,7 +33,7 @@ ffi::Error gated(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices,
                   kKind == KernelKind::kSwapped ? "few_rows_dot" : "gated_ragged_dot");
 }
 
-// A layer of few tokens. The matrices of the gate, or of gate and up, come first.
+// Computes a layer of few tokens. `gate` has the matrices of the gate, or of gate and up.
 ffi::Error decode_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> experts,
                       Floats weights, Sizes group_offset, ffi::AnyBuffer gate, ffi::AnyBuffer down,
                       ffi::RemainingArgs operands, ffi::RemainingRets results,

@@ -16,17 +16,17 @@
 
 namespace jgg {
 
-// No activation: the value of the attribute `function` for a product and its bias alone.
+// The value of the attribute `function` for a product without an activation.
 constexpr int kNoFunction = -1;
 
-// The operands that need not be there, by name.
+// The optional operands of a call, by name.
 class OptionalOperands {
  public:
-  // The attribute `optional` has the names of `operands`, with blanks between them.
+  // The attribute `optional` lists the names of `operands`, separated by blanks.
   OptionalOperands(Call& call, ffi::RemainingArgs const& operands)
       : call_(call), operands_(operands), names_(call.get<std::string_view>("optional")) {}
 
-  // The address of an operand of the expected shape, null if it is not there.
+  // Returns the address of an operand, or null if the call lacks it. Checks the shape and type.
   template <size_t kRank>
   void const* take(std::string_view name, std::array<int, kRank> expected,
                    std::initializer_list<ffi::DataType> types) {
@@ -44,10 +44,10 @@ class OptionalOperands {
     return call_.failed() ? nullptr : buffer->untyped_data();
   }
 
-  // The element type of an operand that is present.
+  // Returns the element type of an operand that is present.
   ffi::DataType type_of(std::string_view name) const { return buffer(name).element_type(); }
   bool has(std::string_view name) const { return place_of(name) >= 0; }
-  // An operand that is present, to be checked by the caller.
+  // Returns an operand that is present. The caller checks it.
   ffi::AnyBuffer buffer(std::string_view name) const {
     return *operands_.get<ffi::AnyBuffer>(place_of(name));
   }
@@ -68,7 +68,7 @@ class OptionalOperands {
   std::string_view names_;
 };
 
-// The operands of a call besides the matrices and those that need not be there, and its results.
+// The results of a call, and its operands except matrices and optional operands.
 struct GatedCall {
   ffi::AnyBuffer x;
   Sizes group_sizes;
@@ -76,8 +76,8 @@ struct GatedCall {
   ffi::RemainingRets results;
 };
 
-// Fills in `a`, with local_groups matrices [k, n] for a result of n columns. Takes the operands
-// that need not be there and are no matrices.
+// Fills in `a` for `local_groups` matrices [k, n], except the matrices and the results. This
+// includes the optional operands that are not matrices.
 inline void take(GatedCall const& given, Call& call, OptionalOperands& optional, int local_groups,
                  int k, mlp::GatedArguments& a) {
   auto const zeroes_unowned = call.get<bool>("zeroes_unowned");
@@ -87,7 +87,7 @@ inline void take(GatedCall const& given, Call& call, OptionalOperands& optional,
   a.max_sms = call.max_sms();
   a.divisor = call.divisor();
   if (given.results.size() < 1 || given.results.size() > 3) {
-    call.fail("there are one to three results");
+    call.fail("a call has one to three results");
   }
   if (call.failed()) return;
   auto const out = **given.results.get<ffi::AnyBuffer>(0);
@@ -119,17 +119,16 @@ inline void take(GatedCall const& given, Call& call, OptionalOperands& optional,
     a.weights = static_cast<float const*>(optional.take("weights_of_pairs", pairs, {kFloat}));
     a.weights_of_pairs = true;
   }
-  if (a.weights_of_pairs && !a.rows) call.fail("weights of pairs need to know the pairs");
+  if (a.weights_of_pairs && !a.rows) call.fail("weights_of_pairs needs rows");
   if (!a.rows && a.tokens != m) call.fail("x does not fit the result");
 }
 
-// Takes the results of a call whose matrices are known: the hidden rows, and gate and up if both
-// are kept.
+// Takes the results of a call whose matrices are known: hidden and, if they are kept, gate and up.
 inline void take_results(Call& call, ffi::RemainingRets const& results, bool has_up,
                          mlp::GatedArguments& a) {
   if (call.failed()) return;
   if (results.size() > 1 && results.size() != (has_up ? 3 : 2)) {
-    call.fail("gate and up are both kept, or neither is");
+    call.fail("gate and up have to be kept together");
   }
   auto const out = **results.get<ffi::AnyBuffer>(0);
   a.hidden = out.untyped_data();
@@ -142,8 +141,8 @@ inline void take_results(Call& call, ffi::RemainingRets const& results, bool has
   }
 }
 
-// The operands of a layer of few tokens besides matrices and those that need not be there, and its
-// results: y [tokens, D], and buffers for hidden [pairs, F] and for its products [pairs, D].
+// The operands of a layer of few tokens, except matrices and optional operands, and its results: y
+// [tokens, D], and buffers for hidden [pairs, F] and for the products of hidden [pairs, D].
 struct DecodingCall {
   ffi::AnyBuffer x;
   ffi::Buffer<ffi::S32> experts;  // [tokens, choices]
@@ -152,14 +151,14 @@ struct DecodingCall {
   ffi::RemainingRets results;
 };
 
-// The launches of such a layer, each of which follows the one before.
+// The launches of a layer of few tokens, in order.
 struct Decoding {
   mlp::GatedArguments hidden;
   mlp::GatedArguments down;
   rows::CombineArguments sum;
 };
 
-// Fills in all but the matrices.
+// Returns the launches, with everything filled in except the matrices.
 inline Decoding take(DecodingCall const& given, Call& call, OptionalOperands& optional,
                      int local_groups) {
   Decoding all{};
@@ -167,9 +166,9 @@ inline Decoding take(DecodingCall const& given, Call& call, OptionalOperands& op
   auto const [tokens, d] = call.size<2>("x", given.x);
   auto const [rows, choices] = call.size<2>("experts", given.experts);
   if (rows != tokens || tokens * int64_t(choices) > mlp::Pairs::kMost) {
-    call.fail("experts have to be those of each token, not too many");
+    call.fail("experts does not have a row for each token, or has too many elements");
   }
-  if (given.results.size() != 3) call.fail("there are three results");
+  if (given.results.size() != 3) call.fail("a call has three results");
   if (call.failed()) return all;
   call.expect<2>("weights", given.weights, {tokens, choices});
   call.expect<1>("group_offset", given.group_offset, {1});
@@ -202,7 +201,7 @@ inline Decoding take(DecodingCall const& given, Call& call, OptionalOperands& op
   a.groups.zeroes_unowned = false;
   a.pairs.groups = given.experts.typed_data();
   if (a.groups.groups < 1 || a.groups.groups > mlp::Pairs::kMostGroups) {
-    call.fail("kernels that sort have from 1 to " + std::to_string(mlp::Pairs::kMostGroups) +
+    call.fail("kernels that sort pairs take from 1 to " + std::to_string(mlp::Pairs::kMostGroups) +
               " groups");
   }
   constexpr auto kFloat = ffi::DataType::F32;

@@ -14,7 +14,7 @@
 namespace jgg {
 namespace {
 
-// The problem of one result and its operands, whose types go to `arguments`.
+// Returns the problem of one result and its operands, and sets the types of `arguments`.
 GroupedGemmProblem problem_of(Call& call, ffi::AnyBuffer const& lhs, ffi::AnyBuffer const& rhs,
                               ffi::AnyBuffer const& out, GroupedGemmArguments& arguments) {
   if (rhs.element_type() != lhs.element_type() ||
@@ -68,7 +68,7 @@ GroupedGemmArguments grouped_gemm_arguments(Call& call, ffi::RemainingArgs opera
     ElementType const type = arguments.type, out_type = arguments.out_type;
     auto const problem = problem_of(call, lhs, rhs, out, arguments);
     if (i > 0 && (arguments.type != type || arguments.out_type != out_type)) {
-      call.fail("problem " + std::to_string(i) + " has types of its own");
+      call.fail("problem " + std::to_string(i) + " differs in type from the others");
     }
     if (arguments.adds_c &&
         operands.get<ffi::AnyBuffer>(first_c + i)->untyped_data() != problem.out) {

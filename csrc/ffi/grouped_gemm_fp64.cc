@@ -12,7 +12,7 @@ namespace {
 
 using fp64::GemmArguments;
 
-// Elements of one type in memory.
+// Finds the elements of a buffer.
 struct Elements {
   ffi::AnyBuffer const& buffer;
 
@@ -21,13 +21,13 @@ struct Elements {
            index * ffi::ByteWidth(buffer.element_type());
   }
 
-  // The address of a matrix's number, or of the one number that all matrices share.
+  // Returns the address of a matrix's scale, or of the scale that all matrices share.
   void* of_matrix(int64_t matrix) const { return at(buffer.element_count() == 1 ? 0 : matrix); }
 };
 
-// Operands: lhs..., rhs..., and c... if it is added, each a list of stacks; c and the results are
-// the same memory. alpha and beta are of the operands' type, one or [matrices]. To the kernels
-// every matrix is a problem.
+// `operands` are lhs..., rhs..., and c... if it is added, each a list of stacks. c and the results
+// are the same memory. alpha and beta have the type of the operands, and one element or [matrices].
+// For the kernels, every matrix is a problem of its own.
 ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
                              ffi::RemainingArgs operands, ffi::RemainingRets results,
                              ffi::Dictionary attributes) {

@@ -8,7 +8,7 @@ namespace jgg {
 
 using Sizes = ffi::Buffer<ffi::S32>;
 
-// The groups of `rows` rows in each of `batches` batches.
+// Returns the groups of `rows` rows in each of `batches` batches.
 inline GroupSizes groups_of(Call& call, Sizes group_sizes, Sizes group_offset, int batches,
                             int local_groups, int rows, bool zeroes_unowned = true) {
   call.expect_size("the number of rows of all batches", int64_t(batches) * rows);

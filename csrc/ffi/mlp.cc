@@ -1,4 +1,4 @@
-// Bindings of the kernels of an expert MLP: check the buffers, name the sizes, launch.
+// Bindings of the kernels of an expert MLP: check the buffers, read the sizes, launch.
 #include <initializer_list>
 #include <string>
 
@@ -14,7 +14,7 @@ namespace {
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-// Sets `type` to that of all buffers, whose rows TMA has to address.
+// Sets `type` to the type of all buffers. Fails if types differ or TMA cannot address the rows.
 void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
   type =
       call.type(*buffers.begin(), {ElementType::kBf16}, "the kernels of an expert MLP take bf16");
@@ -25,8 +25,8 @@ void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::An
   }
 }
 
-// Without up, that and its gradient have one row, which nobody reads or writes. The workspace is
-// unused: all kernels of ragged products have one.
+// Without up, `up` and `dup` have one row, which is neither read nor written. The workspace is
+// unused, but every call of a ragged product has one.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
                           ffi::AnyBuffer down_weights, ffi::AnyBuffer gate, ffi::AnyBuffer up,
                           Floats weights, Sizes group_sizes, Sizes group_offset, Result dgate,
@@ -145,8 +145,8 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");
 }
 
-// The gradient [local_groups, n, k] of the down projection, from hidden and the rows of dy. The
-// workspace is unused unless groups are unequal.
+// Computes the gradient [local_groups, n, k] of the down projection from hidden and the rows of dy.
+// The workspace is used only if groups are unequal.
 ffi::Error down_weight_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
                                 ffi::AnyBuffer hidden, Sizes group_sizes, Sizes group_offset,
                                 Result out, WorkspaceResult workspace, ffi::Dictionary attributes) {

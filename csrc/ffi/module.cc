@@ -19,8 +19,8 @@ nb::dict registrations() {
   return targets;
 }
 
-// XLA refuses handlers with newer headers than its own, but then no backend initialises. So Python
-// compares versions first, and its error says what is wrong.
+// If handlers were compiled with newer headers than XLA's own, XLA refuses them, and no backend
+// initialises. So Python compares versions first, and its error says what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
 }  // namespace

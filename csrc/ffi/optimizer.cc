@@ -1,5 +1,5 @@
-// Bindings of the steps of an optimiser that write FP8 weights. Each result takes the place of its
-// operand. A form of the weights that is not wanted is an array without elements.
+// Bindings of the optimiser steps that write FP8 weights. Each result shares the memory of its
+// operand. The array of a form that is not wanted is empty.
 #include <string>
 #include <vector>
 
@@ -19,7 +19,7 @@ using Stack = std::array<int, 3>;
 constexpr auto kMoments = {ElementType::kBf16, ElementType::kF32};
 constexpr auto kCopies = {ElementType::kBf16, ElementType::kF16};
 
-// A stack of matrices of `shape`, whose elements have one of the types `among`.
+// Returns a stack of matrices. Fails unless it has `shape` and one of the element types `among`.
 optimizer::Elements take_stack(Call& call, char const* name, Buffer const& buffer, Stack shape,
                                std::initializer_list<ElementType> among) {
   optimizer::Elements elements{buffer.untyped_data(), {}};
@@ -30,25 +30,25 @@ optimizer::Elements take_stack(Call& call, char const* name, Buffer const& buffe
   return elements;
 }
 
-// Whether `result` lies where `operand` does, which the call's aliases promise.
+// Fails unless `result` and `operand` are the same memory, as the call's aliases promise.
 void expect_in_place(Call& call, char const* name, Buffer const& operand, Buffer const& result) {
   if (operand.untyped_data() != result.untyped_data()) {
     call.fail(std::string(name) + " is not updated in place");
   }
 }
 
-// The operands and results of every call from the master weights on.
+// The names of the operands and results that all calls have, from the master weights on.
 constexpr std::array<char const*, 6> kNames = {"master",   "values",   "scales",
                                                "values_t", "scales_t", "copy"};
 
-// The weights in every form. Attributes: `power_of_two`, and `part` of `parts`: which columns of
-// that many stacks next to each other, each filled up to whole blocks.
+// Returns the weights in every form. If `parts` is more than 1, the FP8 forms join the columns of
+// that many stacks, each padded to whole blocks, and `part` is the number of this stack.
 optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
                               ffi::RemainingRets const& results) {
   optimizer::Weights weights{};
   weights.power_of_two = call.get<bool>("power_of_two");
   auto const part = call.get<int32_t>("part"), parts = call.get<int32_t>("parts");
-  if (parts < 1 || part < 0 || part >= parts) call.fail("part is not one of the parts");
+  if (parts < 1 || part < 0 || part >= parts) call.fail("part has to be from 0 to parts - 1");
   if (operands.size() != kNames.size() || results.size() != kNames.size()) {
     call.fail("a step takes and returns six arrays of weights");
   }
@@ -64,7 +64,7 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   auto const [matrices, rows, columns] = call.size<3>("master", master);
   bool const joined = parts > 1;
   int const blocks_down = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  // Each part is filled up to whole blocks.
+  // Each part is padded to whole blocks.
   int64_t const joined_columns = int64_t{1} * parts * blocks * kScaleBlock;
   if (!call.expect_size("the number of columns of all parts", joined_columns)) return weights;
   int const pitch = joined ? static_cast<int>(joined_columns) : columns;
@@ -72,7 +72,7 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   Stack const shape{matrices, rows, columns};
   take_stack(call, "master", master, shape, {ElementType::kF32});
   bool const plain = values.element_count() != 0, transposed = values_t.element_count() != 0;
-  if (!plain && !transposed) call.fail("no FP8 form is asked for");
+  if (!plain && !transposed) call.fail("a step needs at least one FP8 form");
   int64_t const first = int64_t{1} * part * blocks * kScaleBlock;
   int64_t const first_block = int64_t{1} * part * blocks;
   if (plain) {
@@ -86,7 +86,7 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
         take_stack(call, "values_t", values_t, {matrices, pitch, rows}, kFloat8s).type;
     take_stack(call, "scales_t", scales_t, {matrices, blocks_across, blocks_down},
                {ElementType::kF32});
-    if (plain && type != weights.fp8) call.fail("both forms of the weights have one FP8 type");
+    if (plain && type != weights.fp8) call.fail("both forms of the weights need one FP8 type");
     weights.fp8 = type;
     weights.q_t = static_cast<uint8_t*>(values_t.untyped_data()) + first * rows;
     weights.scale_t = static_cast<float*>(scales_t.untyped_data()) + first_block * blocks_down;
@@ -100,10 +100,10 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   return weights;
 }
 
-// The addresses of so many numbers.
+// Returns the address of `count` numbers.
 float const* take_scalars(Call& call, Floats const& scalars, size_t count) {
   if (scalars.element_count() != count) {
-    call.fail("scalars are " + std::to_string(count) + " numbers");
+    call.fail("scalars have to be " + std::to_string(count) + " numbers");
   }
   return scalars.typed_data();
 }
@@ -127,7 +127,7 @@ ffi::Error adamw_quantized(cudaStream_t stream, Floats scalars, Buffer gradient,
   return launched(optimizer::adamw_quantized(a, stream), "adamw_quantized");
 }
 
-// `applies` is whether the update applies.
+// `applies` is 0 if the step is skipped.
 ffi::Error apply_and_quantize(cudaStream_t stream, Floats applies, Buffer update,
                               ffi::RemainingArgs weights, ffi::RemainingRets new_weights,
                               ffi::Dictionary attributes) {

@@ -1,4 +1,4 @@
-// Bindings of the kernels of packed matrices: check the buffers, name the sizes, launch.
+// Bindings of the kernels of packed matrices: check the buffers, read the sizes, launch.
 #include "packed/packed.h"
 
 #include <algorithm>
@@ -59,8 +59,8 @@ struct Packing {
     return {matrices, strips(), records(), packed::record_bytes(format)};
   }
 
-  // Takes the other arrays, whose names begin with `prefix`. Kernels read all but zero points, so
-  // that these arrays have to be present.
+  // Takes the other arrays, whose names begin with `prefix`. All arrays of the format except zero
+  // points have to be present, because kernels read them.
   packed::Matrices take(Call& call, OptionalOperands& optional, std::string const& prefix,
                         void const* values) const {
     packed::Matrices all;
@@ -87,7 +87,7 @@ struct Packing {
   }
 };
 
-// The kernel for few rows has partial sums of each thread block.
+// The kernel for few rows needs room for the partial sums of at least one thread block.
 void expect_workspace(Call& call, int64_t bytes) {
   if (bytes >= packed::kPartialBytes) return;
   call.fail("the workspace has " + std::to_string(bytes) +
@@ -95,14 +95,14 @@ void expect_workspace(Call& call, int64_t bytes) {
             std::to_string(packed::kPartialBytes));
 }
 
-// `workspace` is null for the kernel without one.
+// `workspace` is null for the kernel that needs none.
 ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t stream,
                       ffi::AnyBuffer x, ffi::AnyBuffer values, Sizes group_sizes,
                       Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,
                       ffi::Dictionary attributes) {
   Call call(attributes);
   OptionalOperands optional(call, operands);
-  if (results.size() == 0) return invalid("there are one to three results");
+  if (results.size() == 0) return invalid("a call has one to three results");
   auto const [tokens, k] = call.size<2>("x", x);
   auto const [m, n] = call.size<2>("the result", **results.get<ffi::AnyBuffer>(0));
   auto const packing = Packing::of(call, values, k, n);
@@ -149,7 +149,8 @@ ffi::Error decoded_packed_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuf
                     attributes);
 }
 
-// A layer of few tokens, whose matrices have one format. The values of wi_0 and of wo come first.
+// Computes a layer of few tokens, whose matrices all have one format. `gate` and `down` are the
+// values of wi_0 and of wo.
 ffi::Error decode_packed_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> experts,
                              Floats weights, Sizes group_offset, ffi::AnyBuffer gate,
                              ffi::AnyBuffer down, ffi::RemainingArgs operands,

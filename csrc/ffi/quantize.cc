@@ -1,4 +1,4 @@
-// Bindings of the FP8 quantisers. A result that is not wanted is an array without elements.
+// Bindings of the FP8 quantisers. The array of a result that is not wanted is empty.
 #include "quantize/quantize.h"
 
 #include <algorithm>
@@ -25,7 +25,8 @@ ElementType source_type(Call& call, ffi::AnyBuffer const& x) {
   return call.type(x, kFloats, "the quantisers take bf16, f16 or f32");
 }
 
-// The forms of a result that are wanted, all in one FP8 type and in the batches of the operands.
+// The forms of a result that are wanted. All have the same FP8 type and the batches of the
+// operands.
 class Forms {
  public:
   Forms(Call& call, ffi::AnyBuffer const& x, int batches = 1)
@@ -39,7 +40,7 @@ class Forms {
             std::array<int, kScaleRank> expected_scales, uint8_t*& q, float*& scale) {
     if (values->element_count() == 0) return;
     ElementType const type = call_.quantized_type(*values);
-    if (is_wanted_ && type != format_.fp8) call_.fail("both forms of a result have one FP8 type");
+    if (is_wanted_ && type != format_.fp8) call_.fail("both forms of a result need one FP8 type");
     format_.fp8 = type;
     is_wanted_ = true;
     auto const shape = call_.shape<static_cast<int>(kRank)>(name, *values);
@@ -54,7 +55,7 @@ class Forms {
   }
 
   QuantizeFormat const& format() const {
-    if (!is_wanted_) call_.fail("no result is asked of a quantiser");
+    if (!is_wanted_) call_.fail("a quantiser needs at least one result");
     return format_;
   }
 
@@ -65,7 +66,7 @@ class Forms {
   bool is_wanted_ = false;
 };
 
-// Quantises x, or its rows with the numbers `of` if these are given.
+// Quantises x or, if `of` is given, the rows of x with these numbers.
 ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
                             Values values, Scales scales, ffi::Dictionary attributes) {
   Call call(attributes);
@@ -113,7 +114,8 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
   return launched(quantize::quantize_blocks(format, a, stream), "quantize_blocks");
 }
 
-// Two stacks of matrices next to each other, each of them filled up with zeros to whole blocks.
+// Quantises two stacks of matrices into one stack with their columns next to each other. The
+// columns of each are padded with zeros to whole blocks.
 ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Values values,
                            Scales scales, Values values_t, Scales scales_t,
                            ffi::Dictionary attributes) {
@@ -151,7 +153,8 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, Sizes group_si
   call.expect(shape, {rows, columns}, batches);
   call.expect(sizes, {groups}, batches);
 
-  // One block of each group may be partial. This bound is always enough, and Python allocates it.
+  // Each group may have one partial block. Python allocates this many blocks, which are always
+  // enough.
   int row_blocks = blocks(rows) + std::min(groups, rows);
   if (values_t->element_count() != 0) {
     row_blocks = call.shape<3>("values_t", *values_t).size[0];
@@ -195,8 +198,8 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
       "column_maxima");
 }
 
-// Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
-// `quantized` is room for the tokens, or nothing.
+// Quantises and transposes rows of a ragged product that are copies of tokens. All rows have the
+// scales of the tokens' columns. `quantized` has room for the quantised tokens, or is empty.
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, Indices row_of, Floats scale,
                              Sizes group_sizes, Values values_t,
                              ffi::Result<ffi::Buffer<ffi::U8>> quantized,

@@ -35,7 +35,8 @@ mlp::Projections of_rows(Call& call, ffi::AnyBuffer const& projections, Floats c
   return result;
 }
 
-// If `count` has an operand, it is the number of rows to quantise. Otherwise all rows are.
+// If `count` has an operand, it is the number of rows to quantise. Otherwise all rows are
+// quantised.
 ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
                            ffi::RemainingArgs count, Result values, ffi::Result<Floats> scales,
                            ffi::Dictionary attributes) {
@@ -113,7 +114,7 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   for (size_t i = 0; i < results.size(); ++i) {
     auto [blocks_of_rows, their_scales] = results[i];
     call.expect<3>("transposed blocks", *blocks_of_rows, {row_blocks, columns, kScaleBlock});
-    call.expect<2>("their scales", *their_scales, {row_blocks, columns});
+    call.expect<2>("the scales of transposed blocks", *their_scales, {row_blocks, columns});
     a.transposed[i] = {static_cast<uint8_t*>(blocks_of_rows->untyped_data()),
                        their_scales->typed_data()};
   }
@@ -144,7 +145,7 @@ ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer project
                                      ffi::Result<Floats> hidden_scales,
                                      ffi::Result<Floats> dweights, ffi::Dictionary attributes) {
   auto const rows = projections.dimensions(), blocks = hidden->dimensions();
-  if (rows.size() != 2 || blocks.size() != 3) return invalid("operands have unsuitable ranks");
+  if (rows.size() != 2 || blocks.size() != 3) return invalid("projections or hidden: wrong rank");
   BufferView values(*joined, 0, {rows.begin(), rows.end()});
   int64_t const of_values = rows[0] * rows[1], of_blocks = blocks[0] * blocks[1] * blocks[2];
   BufferView dgate(*joined, of_values, {blocks.begin(), blocks.end()});

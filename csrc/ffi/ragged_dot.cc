@@ -1,4 +1,4 @@
-// Bindings of the ragged products: check the buffers, name the sizes, launch.
+// Bindings of the ragged products: check the buffers, read the sizes, launch.
 #include "ragged/ragged_dot.h"
 
 #include <array>
@@ -17,20 +17,20 @@ std::array<int, 2> matrix(int rows, int columns, bool transpose) {
   return transpose ? std::array<int, 2>{columns, rows} : std::array<int, 2>{rows, columns};
 }
 
-// Takes over the workspace and what is asked of float32 operands, once the sizes are known. The
-// workspace is where the parts of float32 operands and partial sums go: XLA plans it with its own
-// temporaries, and its address outlives a captured graph.
+// Sets the workspace and the accuracy of float32 operands, once the sizes are known. The workspace
+// holds the parts of float32 operands, and partial sums. XLA plans it with its own temporaries, so
+// its address stays valid in a captured graph.
 void use_workspace(Call& call, WorkspaceResult workspace, TileConfig tile, RaggedDotArguments& a) {
   int const terms = call.get<int32_t>("terms", 0);
   set_workspace(workspace, a);
   if (tile.kind == KernelKind::kStreamK) expect_room_for_sums(call, a.workspace_bytes, tile);
   if (a.type != ElementType::kF32) return;
   a.accuracy = accuracy_of(call, terms);
-  if (call.failed() || tile.kind == KernelKind::kSwapped) return;  // that kind splits on the way
+  if (call.failed() || tile.kind == KernelKind::kSwapped) return;  // its kernels split operands
   expect_room_for_parts(call, a.workspace_bytes, RaggedWorkspace(a).bytes());
 }
 
-// The arguments of either product. Attributes with a default belong to some products only.
+// Returns the arguments of either product. Only some products have the attributes with a default.
 template <bool kContracting>
 RaggedDotArguments arguments_of(Call& call, TileConfig tile, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                 Sizes group_sizes, Sizes group_offset, ffi::AnyBuffer out,

@@ -12,13 +12,14 @@
 namespace jgg {
 namespace {
 
-// Operands: those of rank_k_buffers, with scales in float32.
+// Reads the operands of rank_k_buffers(), with scales in float32.
 RankKArguments rank_k_arguments(Call& call, ffi::RemainingArgs operands,
                                 ffi::RemainingRets results) {
   RankKArguments arguments{};
   RankKForm form = form_of(call, arguments);
   form.has_diagonal = arguments.adds_diagonal = call.get<bool>("has_diagonal");
-  // Whoever keeps the other triangle of c does not write it.
+  // If the other triangle of c is kept, nothing writes it, so c and the result have to be the same
+  // memory.
   form.updates_c = arguments.other != OtherTriangle::kMirrored;
   arguments.one_product = call.get<bool>("one_product");
   arguments.may_halve = call.get<bool>("may_halve", false);
@@ -27,18 +28,19 @@ RankKArguments rank_k_arguments(Call& call, ffi::RemainingArgs operands,
   if (!are_products(stacks[0].type, stacks[0].out_type, arguments.type, arguments.out_type)) {
     call.fail("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
-  // Operands are of 16 bits, or multiplied in parts of 16 bits.
+  // Operands have 16 bits, or are multiplied in parts of 16 bits.
   int64_t const operand_elements = kVectorBytes / 2;
   int64_t const result_elements =
       arguments.out_type == ElementType::kF32 ? kVectorBytes / 4 : kVectorBytes / 2;
   int const products = form.two_operands && !arguments.one_product ? 2 : 1;
   for (RankKBuffers const& stack : stacks) {
-    // To the kernels the two products of a rank-2k update are one.
+    // The kernels compute the two products of a rank-2k update as one product of twice the k.
     call.expect_size("k of all products", int64_t(stack.k) * products);
     int const columns = form.transpose ? stack.n : stack.k;
     if (columns % operand_elements != 0 || stack.n % result_elements != 0) {
       call.fail("rows of " + std::to_string(columns) + " elements, or of " +
-                std::to_string(stack.n) + " of the result, are no multiple of 16 bytes");
+                std::to_string(stack.n) +
+                " elements of the result, are not a multiple of 16 bytes");
     }
     arguments.stacks.push_back(
         {stack.a, stack.b, stack.out, stack.c, static_cast<float const*>(stack.alpha.values),

@@ -6,11 +6,11 @@
 namespace jgg {
 namespace {
 
-// The scales in a buffer that has to be of `type`, for a stack of `matrices`.
+// Returns the scales of a stack of `matrices`. The buffer has to have elements of `type`.
 RankKScales scales(Call& call, ffi::AnyBuffer const& buffer, ffi::DataType type, int matrices) {
   size_t const count = buffer.element_count();
   if (buffer.element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
-    call.fail("scales have an element for each matrix, or one, of the kernels' type");
+    call.fail("scales need the kernels' type, and one element or one for each matrix");
   }
   return {buffer.untyped_data(), count == 1 ? 0 : 1};
 }
@@ -64,7 +64,7 @@ std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& o
         call.fail("c" + of_result + " is not aliased to it");
       }
       if (c.element_type() != stack.out_type || call.size<3>("an operand", c) != of_out) {
-        call.fail("c" + of_result + " differs from it");
+        call.fail("c" + of_result + " differs from it in shape or type");
       }
       stack.c = c.untyped_data();
     }

@@ -10,10 +10,10 @@
 
 namespace jgg {
 
-// alpha or beta of a stack: a number for each matrix, or one for all.
+// alpha, beta or diagonal of a stack: one number for each matrix, or one number for all.
 struct RankKScales {
   void const* values;
-  int stride;  // from one matrix's to the next one's
+  int stride;  // from a matrix's number to the next matrix's, 0 if all share one
 };
 
 // One stack of results and its operands.
@@ -26,7 +26,7 @@ struct RankKBuffers {
   ffi::DataType out_type;
   RankKScales alpha;
   RankKScales beta;      // alpha, if no c is added
-  RankKScales diagonal;  // alpha, if there is none
+  RankKScales diagonal;  // alpha, if there is no diagonal
   int matrices;
   int n;
   int k;
@@ -41,7 +41,7 @@ struct RankKForm {
   bool updates_c = true;  // whether c and the result are the same memory
 };
 
-// Reads the attributes of all stacks into the arguments of either family of kernels.
+// Reads the attributes that all stacks share into RankKArguments or fp64::RankKArguments.
 template <class Arguments>
 RankKForm form_of(Call& call, Arguments& arguments) {
   RankKForm const form{call.get<bool>("two_operands"), call.get<bool>("has_c"),
@@ -55,9 +55,10 @@ RankKForm form_of(Call& call, Arguments& arguments) {
   return form;
 }
 
-// Operands: alpha; beta if there is a c; the diagonal if there is one; a; b of two operands; c if
-// it is added or kept. Each is a list with one for every result. Types are those of the first stack
-// for all, and `scale_type`, or that of a, for the scales. Empty if the call has failed.
+// Returns the buffers of each stack, or nothing if the call has failed. The operands are alpha,
+// beta (if there is a c), the diagonal (if there is one), a, b (of two operands) and c (if it is
+// added or kept). Each is a list with one operand for every result. All stacks have the types of
+// the first stack. Scales have `scale_type` or, without it, the type of a.
 std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& operands,
                                          ffi::RemainingRets const& results, RankKForm form,
                                          std::optional<ffi::DataType> scale_type);

@@ -12,7 +12,7 @@ namespace jgg {
 
 inline void expect_enough_blocks(Call& call, int rows, int group_sizes, int row_blocks) {
   int const groups = std::min(group_sizes, rows);
-  // Most are needed where every group but one has a single row.
+  // The most blocks are needed if every group except one has a single row.
   int const most = (rows - groups) / kScaleBlock + groups;
   if (row_blocks >= most) return;
   call.fail("values_t has " + std::to_string(row_blocks) + " blocks of rows, but " +

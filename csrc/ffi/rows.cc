@@ -21,7 +21,7 @@ ElementType moved_type(Call& call, ffi::AnyBuffer const& x) {
   return call.type(x, kFloats, "the kernels move rows of bf16, f16 or f32");
 }
 
-// A call of so many batches.
+// A call whose results have a number of batches.
 class RowsCall : public Call {
  public:
   using Call::Call;
@@ -29,13 +29,13 @@ class RowsCall : public Call {
   void set_batches(int batches) {
     batches_ = batches;
     if (batches > kMostRowBatches) {
-      fail("rows of " + std::to_string(batches) + " batches, more than " +
+      fail("there are " + std::to_string(batches) + " batches, more than " +
            std::to_string(kMostRowBatches));
     }
   }
 
-  // The address of an operand of the expected size, and how far its batches are apart.
-  // For `T` void that is in bytes.
+  // Returns the address of an operand of the expected size, and the distance of its batches: in
+  // elements, or in bytes if `T` is void.
   template <class T, class Buffer, size_t kRank>
   Batched<T> take(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
     auto const found = shape<static_cast<int>(kRank)>(name, buffer);
@@ -45,7 +45,7 @@ class RowsCall : public Call {
     return {static_cast<T*>(buffer.untyped_data()), found.batched ? stride : 0};
   }
 
-  // A result has all batches.
+  // Returns the address of a result, which has to have all batches.
   template <class T, class Buffer, size_t kRank>
   T* result(char const* name, Buffer& buffer, std::array<int, kRank> expected) {
     auto const found = shape<static_cast<int>(kRank)>(name, buffer);
@@ -54,7 +54,7 @@ class RowsCall : public Call {
     return static_cast<T*>(buffer.untyped_data());
   }
 
-  // The operands that need not be there: weights [tokens, choices], and the number of valid rows.
+  // Takes the optional operands: weights [tokens, choices], and the number of valid rows.
   void take_optional(ffi::RemainingArgs const& operands, bool weighted, int tokens, int choices,
                      Batched<float const>& weights, Batched<int const>& count) {
     size_t const most = (weighted ? 1 : 0) + 1;
@@ -88,7 +88,7 @@ rows::GatherArguments gather_arguments(RowsCall& call, ffi::AnyBuffer const& x, 
   call.expect_size("the number of pairs", int64_t(a.tokens) * a.divisor);
   a.shape.columns = columns;
   if (ElementType fp8; element_type(x.element_type(), kFloat8s, fp8)) {
-    // Two elements as a number of 16 bits.
+    // Two FP8 elements are copied as one element of 16 bits.
     a.shape.type = ElementType::kBf16;
     a.shape.columns = columns / 2;
     if (weighted || columns % 2 != 0) {
@@ -131,8 +131,7 @@ ffi::Error dispatch_rows(cudaStream_t stream, ffi::AnyBuffer x, Int32 index, Int
   return launched(rows::dispatch_rows(a, stream), "dispatch_rows");
 }
 
-// Checks and arguments that sums and dot products of the rows of pairs share, in a call of so many
-// batches.
+// Checks and returns the arguments that sums and dot products of the rows of pairs share.
 template <class Arguments>
 Arguments arguments_of_pairs(RowsCall& call, int batches, ffi::AnyBuffer const& y,
                              Int32 const& row_of_pair) {

@@ -1,4 +1,4 @@
-// Bindings of the FP8 ragged products: check the buffers, name the sizes and strides, launch.
+// Bindings of the FP8 ragged products: check the buffers, read the sizes and strides, launch.
 #include "scaled/scaled_ragged_dot.h"
 
 #include <array>
@@ -76,7 +76,7 @@ RowScales row_scales(Call& call, RowScaling scaling, Floats buffer, int batches,
       if (shape.size[1] < m) call.fail("lhs_scale has fewer columns than lhs has rows");
       break;
     default:
-      call.fail("lhs_scaling is none of 0 to 3");
+      call.fail("lhs_scaling has to be from 0 to 3");
   }
   if (shape.batched) scales.batch_stride = int64_t(expected[0]) * expected[1];
   call.expect(shape, expected, batches);
@@ -105,11 +105,11 @@ void take_group_scales(Call& call, GroupScaling scaling, Floats buffer, int batc
     a.rhs_scales = {buffer.typed_data(), shape.batched ? groups : 0, 1, 0, 0};
     call.expect(shape, {groups, 1}, batches);
   } else {
-    call.fail("rhs_scaling is none of 0 to 2");
+    call.fail("rhs_scaling has to be from 0 to 2");
   }
 }
 
-// lhs may be a view of an array: the attribute `slice`. The workspace is for partial sums.
+// lhs may be a view of an array (`use_view`). The workspace is for partial sums.
 ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lhs_scale,
                                  ffi::AnyBuffer rhs, Floats rhs_scale, Sizes group_sizes,
                                  Sizes group_offset, Result out, WorkspaceResult workspace,
@@ -176,7 +176,7 @@ ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floa
                   "gathered_scaled_noncontracting");
 }
 
-// Whether `row_blocks` blocks of 128 rows are enough for the rows of the attribute `m`.
+// Fails unless `row_blocks` blocks of 128 rows are enough for the `m` rows of the call.
 void check_blocks(Call& call, int m, int row_blocks) {
   if (m < 1 || row_blocks < blocks(m)) {
     call.fail("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
@@ -185,7 +185,7 @@ void check_blocks(Call& call, int m, int row_blocks) {
   call.expect_size("the number of rows of all blocks of 128", int64_t(row_blocks) * kScaleBlock);
 }
 
-// rhs may be a view of an array: the attribute `slice`. The workspace is unused.
+// rhs may be a view of an array (`use_view`). The workspace is unused.
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lhs_scale,
                               ffi::AnyBuffer rhs, Floats rhs_scale, Sizes group_sizes,
                               Sizes group_offset, Result out, WorkspaceResult,
@@ -242,8 +242,8 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lh
                   "scaled_ragged_contracting");
 }
 
-// The gradients of two matrices that rows of lhs were multiplied by. Scales of lhs are of columns,
-// those of both rhs of blocks.
+// Computes the gradients of two matrices that lhs was multiplied by. lhs has a scale for each
+// column. Each rhs has a scale for each column of each block.
 ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lhs_scale,
                               ffi::AnyBuffer first, Floats first_scale, ffi::AnyBuffer second,
                               Floats second_scale, Sizes group_sizes, Sizes group_offset,
@@ -257,7 +257,8 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Floats lh
   int const row_blocks = call.size<3>("lhs", lhs)[0];
   check_blocks(call, m, row_blocks);
   a.groups = groups_of(call, group_sizes, group_offset, 1, local_groups, m);
-  // The kernel has what differs as its rows, and stores results transposed.
+  // In the kernel the operands change sides: `first` and `second` are its lhs, and it stores
+  // results transposed.
   check_types(call, first, lhs, *first_out, a);
   check_types(call, second, lhs, *second_out, other);
   call.expect<3>("lhs", lhs, {row_blocks, k, kScaleBlock});

@@ -8,7 +8,7 @@
 
 namespace jgg {
 
-// A stack of `count` products [m, k] [k, n].
+// A stack of `count` products of [m, k] and [k, n].
 struct ProductShape {
   int count;
   int m;

@@ -1,4 +1,4 @@
-// The workspace of a call, and the accuracy that its size follows from.
+// The workspace of a call, and the accuracy on which its size depends.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,8 @@ inline Accuracy accuracy_of(Call& call, int terms) {
   return terms == 1 ? Accuracy::kTf32 : Accuracy::kF32;
 }
 
-// Takes over `terms` and the workspace. `needed` tells how many bytes the arguments need.
+// Sets the accuracy and the workspace of `arguments`. `needed` returns how many bytes of workspace
+// they need.
 template <class Arguments>
 void use_float32_workspace(Call& call, WorkspaceResult workspace,
                            int64_t (*needed)(Arguments const&), Arguments& arguments) {

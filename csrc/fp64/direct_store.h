@@ -5,23 +5,23 @@
 
 namespace jgg::fp64 {
 
-// Stored at once if that is 16 bytes.
+// Two neighbouring elements of a row. One instruction stores both if they are 16 bytes.
 template <class Element>
 struct alignas(16) Pair {
   Element left;
   Element right;
 };
 
-// out = scale * accumulators, for a tile at `out` with so many rows and columns in the result.
-// `pitch` is the distance of rows of the result. The pairs of four lanes are contiguous, enough for
-// whole sectors of memory.
+// Stores scale * accumulators in the tile at `out`. From there on, the result has `rows` rows and
+// `columns` columns, and its rows are `pitch` elements apart. The pairs of four lanes are
+// contiguous and fill whole sectors of memory.
 template <class Config>
 __device__ void store_directly(Accumulators<Config>& accumulators,
                                Value<typename Config::Element> scale, typename Config::Element* out,
                                int rows, int columns, int pitch) {
   using Element = typename Config::Element;
   using Sum = Value<Element>;
-  // All rows begin at a multiple of 16 bytes.
+  // With an even pitch, all rows begin at a multiple of 16 bytes.
   bool const as_one = pitch % 2 == 0;
   accumulators.for_each_pair([&](int row, int column, Sum left, Sum right) {
     if (row >= rows || column >= columns) return;

@@ -16,7 +16,7 @@ struct alignas(2 * sizeof(Real)) Complex {
 using Complex64 = Complex<float>;
 using Complex128 = Complex<double>;
 
-// A real value has one part, a complex one two.
+// Returns a part of a value. A real value has one part, and a complex value has two.
 JGG_HOST_DEVICE double part(double x, int) { return x; }
 template <class Real>
 JGG_HOST_DEVICE double part(Complex<Real> x, int index) {
@@ -71,8 +71,8 @@ JGG_HOST_DEVICE bool is_zero(Complex128 x) { return x.re == 0.0 && x.im == 0.0; 
 
 JGG_HOST_DEVICE bool is_one(Complex128 x) { return x.re == 1.0 && x.im == 0.0; }
 
-// x / conjugate(x), a number of magnitude one. Scaled first: squares of small or large numbers are
-// no doubles.
+// Returns x / conjugate(x), which has magnitude one. x is scaled first, because its squares may
+// overflow or underflow.
 JGG_HOST_DEVICE Complex128 over_conjugate(Complex128 x) {
   double const re = x.re < 0 ? -x.re : x.re, im = x.im < 0 ? -x.im : x.im;
   double const scale = re < im ? im : re;

@@ -31,7 +31,7 @@ struct GemmArguments {
   bool rhs_transposed;
 };
 
-// kNotCompiled if there is no such kernel.
+// Returns kNotCompiled if there is no such kernel.
 cudaError_t gemm_fp64(TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

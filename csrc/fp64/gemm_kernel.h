@@ -8,8 +8,8 @@
 
 namespace jgg::fp64 {
 
-// alpha * accumulators + beta * C. C is not read where beta is zero, as in BLAS; where it is, the
-// tile goes through shared memory, so that a warp's elements are next to each other.
+// Stores alpha * accumulators + beta * C. As in BLAS, C is not read if beta is zero. If C is read,
+// the tile goes through shared memory, so that a warp reads and writes contiguous elements.
 template <class Config>
 __device__ void store_product(typename GemmList<Config>::Params const& params,
                               ProductTile const& tile, Accumulators<Config>& accumulators,
@@ -31,8 +31,8 @@ __device__ void store_product(typename GemmList<Config>::Params const& params,
   accumulators.for_each_value(
       [&](int row, int column, Sum value) { staged[Layout::index(row, column)] = value; });
   __syncthreads();
-  // All accesses of a batch are under way together: element by element, their latencies add up to
-  // a quarter of the time of a product with k = 1024.
+  // All accesses of a batch are in flight together. If elements were accessed one by one, latencies
+  // would add up to a quarter of the time of a product with k = 1024.
   constexpr int kElements = Config::kTile * Config::kTile / Config::kThreads, kBatch = 8;
 #pragma unroll 1
   for (int batch = 0; batch < kElements; batch += kBatch) {
@@ -57,7 +57,7 @@ __device__ void store_product(typename GemmList<Config>::Params const& params,
       if (stored[i]) out[int64_t(row) * pitch + column] = narrow<Element>(values[i]);
     }
   }
-  // The next tile's first step is behind a barrier of the mainloop.
+  // No barrier is needed here, because the mainloop has one before the next tile is staged.
 }
 
 template <class Config>

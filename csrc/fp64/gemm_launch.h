@@ -11,11 +11,11 @@
 
 namespace jgg::fp64 {
 
-// One launch for every kMaxProblems problems.
+// Launches a kernel for every kMaxProblems problems.
 template <class Config>
 cudaError_t launch_gemm(GemmArguments const& arguments, cudaStream_t stream) {
   using List = GemmList<Config>;
-  // Too large for the stack of a thread that is not ours.
+  // Parameters are on the heap, because the stack of XLA's thread may be too small for them.
   auto const params = std::make_unique<typename List::Params>();
   int const count = static_cast<int>(arguments.problems.size());
   for (int first = 0; first < count; first += List::kMaxProblems) {
@@ -28,7 +28,7 @@ cudaError_t launch_gemm(GemmArguments const& arguments, cudaStream_t stream) {
   return cudaSuccess;
 }
 
-// Whether all operands can be copied 16 bytes at a time.
+// Returns whether all operands can be copied 16 bytes at a time.
 template <class Element>
 bool has_wide_units(GemmArguments const& arguments) {
   return std::all_of(arguments.problems.begin(), arguments.problems.end(),
@@ -47,8 +47,8 @@ cudaError_t fp64_gemm(TileConfig config, GemmArguments const& arguments, cudaStr
         using Shape = decltype(shape);
         // Numbers of 16 bytes are always copied whole.
         constexpr int kUnitBytes = wide || sizeof(typename Shape::Element) == 16 ? 16 : 8;
-        // To the mainloop both operands are panels of rows: the plain rhs [k, n] is a transposed
-        // one.
+        // The mainloop reads both operands as panels of rows, so a plain rhs [k, n] counts as
+        // transposed.
         return launch_gemm<KernelConfig<Shape, lhs_transposed, !rhs_transposed, kUnitBytes>>(
             arguments, stream);
       },

@@ -18,7 +18,7 @@ struct GemmList {
   using Tile = ProductTile;
   using Schedule = ProductRunSchedule<Config::kTile>;
 
-  // Problems to a launch.
+  // The most problems of a launch.
   static constexpr int kMaxProblems = 128;
 
   struct Problem {
@@ -40,7 +40,7 @@ struct GemmList {
     bool adds_c;
   };
 
-  // The block's tile of a round; it has no steps past the block's last tile.
+  // Returns the block's tile of a round. It has no steps after the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     return Schedule(params.runs, params.count, params.units).tile(round, blockIdx.x, gridDim.x);
   }

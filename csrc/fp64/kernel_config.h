@@ -13,10 +13,11 @@ inline constexpr int kSharedMemory = 228 * 1024, kSharedMemoryReserved = 1024;
 // A block computes square tiles [kTile, kTile] with kWarpsM x kWarpsN warps. An instruction
 // multiplies 4 kQuads values of k.
 //
-// The FP64 tensor cores of a multiprocessor do 128 multiply-adds a cycle, its shared memory
-// delivers 128 bytes. A warp that multiplies 64 x 32 loads 96 doubles for 2048 multiply-adds, 6
-// cycles for 16; one that multiplies 32 x 32 complex numbers loads 64 for 4096, 8 cycles for 32.
-// Neither the loads nor the copies from L2, 16 bytes a cycle, are what limits the kernels.
+// In a cycle, the FP64 tensor cores of a multiprocessor do 128 multiply-adds, and its shared memory
+// delivers 128 bytes. For a value of k, a warp that multiplies 64 x 32 loads 96 doubles (6 cycles)
+// for 2048 multiply-adds (16 cycles). A warp that multiplies 32 x 32 complex numbers loads 64 of
+// them (8 cycles) for 4096 multiply-adds (32 cycles). So loads do not limit the kernels. Neither do
+// copies from L2, at 16 bytes a cycle.
 template <class Element_, int kTile_, int kWarpsM_, int kWarpsN_, int kQuads_, int kBlocks_>
 struct TileShape {
   using Element = Element_;
@@ -28,8 +29,8 @@ struct TileShape {
   static constexpr TileConfig kConfig{kTile, kTile, 1};
 };
 
-// Operands are stored [rows, k], or [k, rows] if transposed, and copied in units of kUnitBytes, of
-// which their contiguous dimension has to be a multiple.
+// Operands are stored [rows, k], or [k, rows] if transposed. They are copied in units of
+// kUnitBytes, so their contiguous dimension has to be a multiple of these.
 template <class Shape, bool kLhsTransposed_, bool kRhsTransposed_, int kUnitBytes_>
 struct KernelConfig : Shape {
   using Element = typename Shape::Element;
@@ -50,10 +51,10 @@ struct KernelConfig : Shape {
   static constexpr int kPanelBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = 2 * kPanelBytes;
   static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
-  // The loader is up to kStages - 1 steps ahead, and as many rounds if they are of one step.
+  // The loader is up to kStages - 1 steps ahead. With tiles of one step, that is as many rounds.
   static constexpr int kTileSlots = 4, kTileSlotBytes = 128;
   static_assert(kTileSlots > kStages);
-  // Stages, a staged tile, a factor, and the tiles of the rounds under way.
+  // Shared memory has stages, a staged tile, a factor, and the tiles of the rounds in progress.
   static constexpr int kStagedAt = kStages * kStageBytes, kFactorAt = kStagedAt + kStagedBytes;
   static constexpr int kTilesAt = kFactorAt + sizeof(Complex128);
   static constexpr int kSharedBytes = kTilesAt + kTileSlotBytes;

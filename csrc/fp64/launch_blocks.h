@@ -10,7 +10,7 @@
 
 namespace jgg::fp64 {
 
-// A block for each place on the device, or for each tile if those are fewer.
+// Launches as many blocks as the device can hold, or one for each tile if there are fewer tiles.
 template <class Config, class Params>
 cudaError_t launch_blocks(void (*kernel)(Params), Params const& params, int tiles,
                           cudaStream_t stream) {
@@ -29,7 +29,7 @@ cudaError_t launch_blocks(void (*kernel)(Params), Params const& params, int tile
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-// Whether rows of `contiguous` elements from `data` on begin at multiples of 16 bytes.
+// Returns whether rows of `contiguous` elements from `data` on begin at multiples of 16 bytes.
 template <class Element>
 bool has_wide_units(void const* data, int contiguous) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && contiguous * sizeof(Element) % 16 == 0;

@@ -1,6 +1,6 @@
-// Copies the operands of all steps of a block's tiles into the stages, as many steps ahead as there
-// are stages. The loader does not stop at the end of a tile: the first steps of the next tile are
-// copied while the tile before is stored.
+// Copies the operands of all steps of a block's tiles into the stages, up to kStages - 1 steps
+// ahead. The loader does not stop at the end of a tile, so that the first steps of the next tile
+// are copied while the previous tile is stored.
 #pragma once
 
 #include "fp64/instructions.h"
@@ -25,8 +25,8 @@ struct Panels {
   int k;
 };
 
-// How the threads of a block divide a panel: each takes a unit of every kRowsPerPass-th row, in the
-// order of memory, where rows are those of the operand or, if transposed, values of k.
+// How the threads of a block divide a panel. Each thread copies a unit of every kRowsPerPass-th row
+// in memory. A row in memory is a row of the operand or, if transposed, a value of k.
 template <class Config, bool kTransposed>
 struct PanelUnits {
   using Layout = PanelLayout<Config, kTransposed>;
@@ -34,7 +34,8 @@ struct PanelUnits {
   static constexpr int kUnitsInRow = (kTransposed ? Config::kTile : Config::kTileK) / kUnit;
   static constexpr int kRowsPerPass = Config::kThreads / kUnitsInRow;
   static constexpr int kPasses = (kTransposed ? Config::kTileK : Config::kTile) / kRowsPerPass;
-  static_assert(kPasses % Config::kGroups == 0, "every group of products copies as much");
+  static_assert(kPasses % Config::kGroups == 0,
+                "every group of products copies the same number of units");
 
   // The place of this thread's first unit in the panel.
   __device__ static int first_row() { return kTransposed ? along() : down(); }
@@ -66,13 +67,13 @@ class PanelCursor {
                                         : int64_t(row) * pitch_ + Units::first_k());
   }
 
-  // To the next step.
+  // Moves to the next step.
   __device__ void advance() {
     from_ += kTransposed ? int64_t(Config::kTileK) * pitch_ : Config::kTileK;
   }
 
-  // Elements outside of the operand are zero in the stage; k_left values of k are left for the
-  // first thread.
+  // Copies the thread's unit of a pass. Elements outside of the operand become zero. `k_left`
+  // values of k are left from the beginning of the step.
   __device__ void copy(uint8_t* panel, int pass, int k_left) const {
     int const down = pass * Units::kRowsPerPass;
     bool const has_k = k_left > Units::first_k() + (kTransposed ? down : 0);
@@ -87,7 +88,7 @@ class PanelCursor {
   int rows_left_;
 };
 
-// Problem: tells the tiles of this block apart and where their operands are.
+// `Problem` finds the tiles of this block and their operands.
 template <class Config, class Problem>
 class Loader {
   using LhsCursor = PanelCursor<Config, Config::kLhsTransposed>;
@@ -99,7 +100,8 @@ class Loader {
     start_product();
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages - 1; ++stage) {
-      // Later steps are behind a barrier of the mainloop.
+      // Threads read the tile that thread 0 has put only after this barrier. For later steps, the
+      // mainloop has a barrier.
       __syncthreads();
 #pragma unroll
       for (int group = 0; group < Config::kGroups; ++group) copy(group);
@@ -107,7 +109,8 @@ class Loader {
     }
   }
 
-  // Begins a share of the copies of the next step, one for each group of its products.
+  // Begins a share of the copies of the next step. Each group of a step's products begins one
+  // share.
   __device__ void copy(int group) {
     if (k_left_ <= 0) return;
     constexpr int kShare = LhsCursor::kPasses / Config::kGroups;
@@ -119,7 +122,7 @@ class Loader {
     }
   }
 
-  // Closes the step, even one past the last: waiting counts steps.
+  // Closes the step, also after the last step of all tiles, because wait_for_copies() counts steps.
   __device__ void finish_step() {
     commit_copies();
     stage_ = stage_ + 1 == Config::kStages ? 0 : stage_ + 1;
@@ -153,7 +156,7 @@ class Loader {
   int stage_ = 0;
   int round_ = 0;
   int product_ = 0;
-  int k_left_ = 0;  // of the product; none after the last tile
+  int k_left_ = 0;  // of the product; not positive after the last tile
   LhsCursor lhs_;
   RhsCursor rhs_;
 };

@@ -9,10 +9,10 @@
 namespace jgg::fp64 {
 
 // A warp's part of a tile. An instruction multiplies 16 rows by 8 columns. If numbers are complex,
-// 8 of the rows are real and 8 are imaginary parts, which are in the registers of one load then.
-// The instruction adds to sums[0..1] and sums[2..3] the rows lane / 4 and lane / 4 + 8 of a real
-// block, the real and the imaginary parts of row lane / 4 of a complex one; its columns are 2 (lane
-// % 4) and the next.
+// 8 of the rows are real parts and 8 are imaginary parts, so that one load fills the registers of
+// both. In a real block, sums[0..1] are of row lane / 4 and sums[2..3] of row lane / 4 + 8. In a
+// complex block, sums[0..1] and sums[2..3] are the real and the imaginary parts of row lane / 4.
+// Columns are 2 (lane % 4) and 2 (lane % 4) + 1.
 template <class Config>
 struct Accumulators {
   static constexpr int kBlockRows = 16 / Config::kParts;
@@ -40,7 +40,7 @@ struct Accumulators {
     });
   }
 
-  // Calls function(row, column, value) with places in the tile.
+  // Calls function(row, column, value) for each value, with its place in the tile.
   template <class Function>
   __device__ void for_each_value(Function const& function) {
     using Sum = Value<typename Config::Element>;
@@ -54,7 +54,7 @@ struct Accumulators {
   // column.
   template <class Function>
   __device__ void for_each_pair(Function const& function) {
-    // The places would otherwise be computed before the mainloop, and kept during it.
+    // Otherwise the compiler would compute the places before the mainloop and keep them during it.
     int const thread = forgotten(threadIdx.x);
     int const lane = thread % kWarpSize, warp = thread / kWarpSize;
     int const first_row = warp / Config::kWarpsN * Config::kWarpRows + lane / 4;
@@ -109,11 +109,11 @@ class Mainloop {
     load(fragments_[0], 0);
   }
 
-  // accumulators += lhs rhs^T, or ^H if `conjugates`, over the next `steps` steps.
+  // Adds lhs rhs^T, or lhs rhs^H if `conjugates`, of the next `steps` steps to accumulators.
   //
-  // A set of fragments is loaded while the one before is multiplied, the first set of a step while
-  // the last one of the step before is. At that point the whole block waits: then the next stage is
-  // complete and nobody reads the last one any more, which the loader's next copies overwrite.
+  // Each set of fragments is loaded while the previous set is multiplied. Before it loads the first
+  // set of a step, the whole block waits at a barrier. Then the stage of this step is complete, and
+  // no thread still reads the stage of the previous step, which the loader's next copies overwrite.
   template <class Loader>
   __device__ void multiply(Accumulators<Config>& accumulators, int steps, bool conjugates,
                            Loader& loader) {
@@ -140,7 +140,8 @@ class Mainloop {
 
   template <class Layout>
   __device__ Element read(int offset, int rows, int quads) const {
-    // The stage first: what only depends on the thread would be kept in registers.
+    // The stage is added first. Otherwise the compiler would keep sums that depend only on the
+    // thread in registers.
     int const in_stages = stage_ * Config::kStageBytes + offset;
     return *reinterpret_cast<Element const*>(stages_ + Layout::shifted(in_stages, rows, quads));
   }
@@ -197,7 +198,7 @@ class Mainloop {
 
   uint8_t const* stages_;
   int stage_ = 0;
-  int lhs_;  // of the first element that this thread reads of a stage
+  int lhs_;  // offset of the first element that this thread reads in a stage
   int rhs_;
   Fragments fragments_[2];
 };

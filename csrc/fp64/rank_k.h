@@ -10,7 +10,7 @@
 
 namespace jgg::fp64 {
 
-// Like jgg::RankKStack, with everything of one element type.
+// Like jgg::RankKStack, but everything has one element type.
 struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
@@ -24,7 +24,7 @@ struct RankKStack {
   int beta_stride;
 };
 
-// Like RankKArguments. If `hermitian`, results are alpha A A^H + beta C with real alpha and
+// Like jgg::RankKArguments. If `hermitian`, results are alpha A A^H + beta C with real alpha and
 // beta, or alpha A B^H + conj(alpha) B A^H + beta C with real beta.
 struct RankKArguments {
   std::vector<RankKStack> stacks;
@@ -36,7 +36,7 @@ struct RankKArguments {
   bool hermitian;
 };
 
-// kNotCompiled if there is no such kernel.
+// Returns kNotCompiled if there is no such kernel.
 cudaError_t rank_k_fp64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

@@ -41,7 +41,7 @@ class RankKEpilogue {
     } else if (params_.other == OtherTriangle::kZero && !tile_.diagonal) {
       store_zeros();
     }
-    // The next tile's first step is behind a barrier of the mainloop.
+    // No barrier is needed here, because the mainloop has one before the next tile is staged.
   }
 
  private:
@@ -62,21 +62,21 @@ class RankKEpilogue {
 
   __device__ Sum alpha() const {
     Sum const alpha = stack_.alpha.at(tile_.matrix);
-    // The factor that the sums were multiplied with when the second product began.
+    // When the second product began, the sums were multiplied by alpha / conj(alpha).
     bool const is_conjugated = params_.hermitian && params_.two_products && !tile_.diagonal;
     return is_conjugated ? conjugate(alpha) : alpha;
   }
 
-  // If C is read, a warp's elements are better next to each other.
+  // If C is read, the tile goes through shared memory, so that a warp reads contiguous elements.
   __device__ bool is_stored_directly() const {
     return !tile_.diagonal && params_.other != OtherTriangle::kMirrored && is_zero(beta());
   }
 
-  // Rows that a thread works on at a time, all in one column, so that a warp's elements are next to
-  // each other. Accesses of a batch are under way together: element by element, latencies add up to
-  // a quarter of the time of a tile's products with k = 1024. For the same reason what decides
-  // about an element selects values and places instead of branching: with branches, a tile on the
-  // diagonal took 19300 cycles, as long as 9 steps.
+  // A thread works on a batch of rows in one column, so that a warp's elements are contiguous. All
+  // accesses of a batch are in flight together. If elements were accessed one by one, latencies
+  // would add up to a quarter of the time of a tile's products with k = 1024. For the same reason,
+  // conditions select values and places instead of branching. With branches, a tile on the diagonal
+  // took 19300 cycles, as long as 9 steps.
   static constexpr int kBatch = 8, kRowStep = Config::kThreads / Config::kTile;
   static constexpr int kBatchRows = kBatch * kRowStep;
   static_assert(Config::kThreads % Config::kTile == 0 && Config::kTile % kBatchRows == 0);
@@ -85,16 +85,16 @@ class RankKEpilogue {
   __device__ static int first_row() { return threadIdx.x / Config::kTile; }
   __device__ static int column() { return threadIdx.x % Config::kTile; }
 
-  // function(i, row) for each row of the batch that begins at `first`.
+  // Calls function(i, row) for each row of the batch that begins at `first`.
   template <class Function>
   __device__ static void for_each(int first, Function const& function) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) function(i, first + i * kRowStep);
   }
 
-  // alpha * product + beta * C in the computed triangle. As in BLAS, C is not read where beta is
-  // zero, nor is the imaginary part of a Hermitian diagonal. The rest of a tile on the diagonal
-  // gets its zeros with it.
+  // Stores alpha * product + beta * C in the computed triangle. As in BLAS, C is not read if beta
+  // is zero, and the imaginary part of a Hermitian diagonal is ignored. If the other triangle is
+  // zero, its zeros in a tile on the diagonal are stored, too.
   __device__ void store_computed() const {
     bool const adds_mirror = params_.two_products && tile_.diagonal;
     bool const adds_zeros = params_.other == OtherTriangle::kZero;
@@ -119,7 +119,8 @@ class RankKEpilogue {
       for_each(first, [&](int i, int row) { values[i] = times(alpha, staged(row, column)); });
       if (adds_mirror) {
         for_each(first, [&](int i, int row) {
-          // Others overwrite the images of what is not stored.
+          // An element that is not stored reads itself, because other threads overwrite its mirror
+          // image.
           Sum const image = staged(stored[i] ? column : row, stored[i] ? row : column);
           values[i] = plus(values[i], flip(times(alpha, image)));
         });
@@ -138,13 +139,14 @@ class RankKEpilogue {
       });
       if (!is_mirrored) continue;
       for_each(first, [&](int i, int row) {
-        // Nobody else reads it before the barrier: mirror images are not in the triangle.
+        // No other thread reads this element before the barrier, because all mirror images lie
+        // outside of the triangle.
         if (stored[i]) staged(row, column) = values[i];
       });
     }
   }
 
-  // The mirror image: rows and columns of the tile exchange places.
+  // Stores the mirror image of the tile.
   __device__ void store_mirror_image() const {
     int const column = this->column();
     bool const has_column = tile_.m + column < n_;
@@ -161,7 +163,7 @@ class RankKEpilogue {
     }
   }
 
-  // In place of the mirror image of a tile that is not on the diagonal.
+  // Stores zeros in place of the mirror image of a tile that is not on the diagonal.
   __device__ void store_zeros() const {
     Element* const out = &out_at(tile_.n, tile_.m);
     int const rows = n_ - tile_.n, columns = n_ - tile_.m;

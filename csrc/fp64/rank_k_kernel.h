@@ -8,9 +8,9 @@
 
 namespace jgg::fp64 {
 
-// The second product of a Hermitian rank-2k update is scaled by conj(alpha). So is the first one,
-// if it is multiplied with alpha / conj(alpha) before the second is added to it. One, if that is
-// nothing to do.
+// Returns the factor alpha / conj(alpha) of the first product of a Hermitian rank-2k update. The
+// sum of both products is scaled by conj(alpha), so the first product is multiplied by this factor
+// before the second product is added. The factor is 1 if the first product stays as it is.
 template <class Problem>
 __device__ Complex128 factor_of_first_product(typename Problem::Params const& params,
                                               typename Problem::Tile const& tile) {
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
       mainloop.multiply(accumulators, tiles.at(round).steps, false, loader);
     } else {
       auto const tile = tiles.at(round);
-      // In shared memory: a division takes registers that there are not once there are sums.
+      // The factor is kept in shared memory and computed before there are sums, because sums leave
+      // no registers for its division.
       auto& factor = *reinterpret_cast<Complex128*>(shared + Config::kFactorAt);
       if (threadIdx.x == 0) factor = factor_of_first_product<Problem>(params, tile);
       int const products = Problem::products(params, tile);

@@ -11,11 +11,11 @@
 
 namespace jgg::fp64 {
 
-// One launch for every kMaxStacks stacks.
+// Launches a kernel for every kMaxStacks stacks.
 template <class Config>
 cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
   using Problem = RankKProblem<Config>;
-  // Too large for the stack of a thread that is not ours.
+  // Parameters are on the heap, because the stack of XLA's thread may be too small for them.
   auto const params = std::make_unique<typename Problem::Params>();
   int const count = static_cast<int>(arguments.stacks.size());
   for (int first = 0; first < count; first += Problem::kMaxStacks) {
@@ -28,7 +28,7 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
   return cudaSuccess;
 }
 
-// Whether all operands can be copied 16 bytes at a time.
+// Returns whether all operands can be copied 16 bytes at a time.
 template <class Element>
 bool has_wide_units(RankKArguments const& arguments) {
   return std::all_of(arguments.stacks.begin(), arguments.stacks.end(),

@@ -20,7 +20,7 @@ struct RankKProblem {
   using Tile = TriangularTile;
   using Schedule = TriangularRunSchedule<Config::kTile>;
 
-  // Stacks to a launch.
+  // The most stacks of a launch.
   static constexpr int kMaxStacks = 64;
 
   // A number for each matrix, or one for all.
@@ -53,14 +53,15 @@ struct RankKProblem {
     OtherTriangle other;
   };
 
-  // The block's tile of a round; it has no steps past the block's last tile.
+  // Returns the block's tile of a round. It has no steps after the block's last tile.
   __device__ static Tile tile(Params const& params, int round) {
     Schedule const schedule(params.runs, params.run_count, params.units, params.uplo);
     return schedule.tile(round, blockIdx.x, gridDim.x);
   }
 
-  // The second product of a rank-2k update is the transpose of the first. A tile on the diagonal
-  // has all of the first, and half the work.
+  // Returns the number of a tile's products. The second product of a rank-2k update is the
+  // transpose of the first. A tile on the diagonal has the mirror images of its elements, so it
+  // needs only the first product.
   __device__ static int products(Params const& params, Tile const& tile) {
     return params.two_products && !tile.diagonal ? 2 : 1;
   }

@@ -1,5 +1,4 @@
-// The layout of operands in shared memory, which has no bank conflicts: no access of a warp needs
-// one bank for two addresses.
+// The layouts of operands and of finished tiles in shared memory, without bank conflicts.
 #pragma once
 
 #include "fp64/kernel_config.h"
@@ -8,13 +7,13 @@ namespace jgg::fp64 {
 
 // One operand's part of a stage: kTile rows by kTileK values of k, in the order of memory.
 //
-// A fragment is 8 rows by 4 values of k. Elements of 8 bytes are read by half warps, 4 rows at
-// once, and those of 16 bytes by quarter warps, 2 rows at once: 128 bytes either way.
+// A fragment is 8 rows by 4 values of k. A half warp reads 4 rows of 8-byte elements at once, and a
+// quarter warp reads 2 rows of 16-byte elements. Both read 128 bytes.
 //
-//   [rows, k]  A row is 128 bytes, so that the 4 values would be in the same banks in every row:
-//              the groups of 4 are permuted by an exclusive or with the row.
+//   [rows, k]  A row is 128 bytes, so the 4 values would be in the same banks in every row.
+//              Therefore the groups of 4 are permuted by an exclusive or with the row.
 //   [k, rows]  The rows of a fragment that are read at once are 32 bytes for each value of k.
-//              These are permuted by an exclusive or with k.
+//              The groups of 32 bytes are permuted by an exclusive or with k.
 template <class Config, bool kTransposed>
 struct PanelLayout {
   static constexpr int kSize = sizeof(typename Config::Element);
@@ -30,16 +29,16 @@ struct PanelLayout {
     }
   }
 
-  // The offset of the element `down` rows of memory after the one at `offset`, whose row is below
-  // `down` or, if rows are not permuted among themselves, any. `down` is a multiple of 8 in the
-  // order [rows, k], and a power of two or a multiple of 4 in the other one.
+  // Returns the offset of the element `down` rows of memory after the element at `offset`. In the
+  // order [rows, k], `down` is a multiple of 8. In the order [k, rows], it is a multiple of 4, or
+  // of a power of two that is larger than the k at `offset`.
   JGG_HOST_DEVICE static int further_down(int offset, int down) {
     return (kTransposed ? offset ^ (down % 4 * 32) : offset) + down * kPitch;
   }
 
-  // The offset of the element 8 `rows` and 4 `quads` away from the one at `offset`, whose row is
-  // below 8 and whose k below 4, except for multiples of 32 rows. If both are constants, this is
-  // an exclusive or and an immediate.
+  // Returns the offset of the element that is 8 * `rows` rows and 4 * `quads` values of k after the
+  // element at `offset`. The element at `offset` has k below 4, and its row modulo 32 is below 8.
+  // If `rows` and `quads` are constants, this takes an exclusive or and an immediate.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
     if constexpr (kTransposed) {
       int const bytes = rows * 8 * kSize;
@@ -50,7 +49,8 @@ struct PanelLayout {
   }
 };
 
-// A finished tile [kTile, kTile], written as accumulators and read along rows and along columns.
+// The layout of a finished tile [kTile, kTile], which is written in the order of accumulators and
+// read along rows and along columns.
 template <class Config>
 struct StagedLayout {
   JGG_HOST_DEVICE static int index(int row, int column) {
@@ -58,9 +58,10 @@ struct StagedLayout {
   }
 
  private:
-  // Reads along a column are of 16 (half a warp) or 8 (a quarter) rows, whose permutations have to
-  // differ. Accumulators are 4 or 2 rows by every other of 8 columns, which leaves bit 0 and, if
-  // there are 16 elements to all banks, bit 3 for the rows.
+  // A read along a column takes 16 rows at once (half a warp) or 8 rows (a quarter), whose
+  // permutations have to differ. A write of accumulators takes every other of 8 columns in 4 or 2
+  // rows at once. So the rows of a write may differ in bit 0 of the column and, if all banks hold
+  // 16 elements, in bit 3.
   JGG_HOST_DEVICE static unsigned permutation(unsigned row) {
     if constexpr (Config::kParts == 1) {
       return row % 2 + row / 2 % 2 * 8 + row / 4 % 4 * 2;
@@ -75,11 +76,11 @@ struct Place {
   int column;
 };
 
-// The place of a thread's i-th element of a staged tile. Elements of a warp are next to each other
+// Returns the place of a thread's i-th element of a staged tile. A warp's elements are contiguous
 // in memory.
 template <class Config>
 __device__ Place place_of(int i) {
-  // Unsigned: powers of two are then shifts and masks.
+  // With unsigned numbers, divisions by powers of two are shifts and masks.
   unsigned const index = unsigned(i) * Config::kThreads + threadIdx.x;
   return {static_cast<int>(index / Config::kTile), static_cast<int>(index % Config::kTile)};
 }

@@ -1,6 +1,6 @@
-// The tiles that a block is working on, in shared memory. Finding a tile takes a thread hundreds of
-// instructions. Only the loader finds tiles, because it runs ahead of products and stores, and
-// leaves them here.
+// The tiles that a block is working on, in shared memory. Finding a tile takes hundreds of
+// instructions. So only the loader, which runs ahead of products and stores, finds tiles and leaves
+// them here.
 #pragma once
 
 #include "fp64/kernel_config.h"
@@ -17,7 +17,7 @@ class TileSlots {
     static_assert(sizeof(Tile) * Config::kTileSlots <= Config::kTileSlotBytes);
   }
 
-  // To be read behind a barrier.
+  // Threads read the tile only after a barrier.
   __device__ void put(int round, Tile const& tile) {
     if (threadIdx.x == 0) slots_[round % Config::kTileSlots] = tile;
   }

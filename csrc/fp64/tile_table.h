@@ -7,12 +7,12 @@
 
 namespace jgg::fp64 {
 
-// A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have
-// too few. Complex numbers take twice the registers, and two blocks of 64 read as many bytes as one
-// of 128 would.
+// A real tile of 128 x 128 is as large as the registers allow. The tile of 64 x 64 is for results
+// that have too few large tiles. Complex numbers take twice the registers, and two blocks of 64 x
+// 64 read as many bytes as one block of 128 x 128 would.
 //
-// Two warps that share a tensor core keep it busy with instructions of 4 values of k (16.03 cycles
-// each, 16 of them products), and less so with those of 8 (33.07 and 32).
+// Two warps that share a tensor core keep it busy with instructions of 4 values of k, which take
+// 16.03 cycles for 16 cycles of products. Instructions of 8 values take 33.07 cycles for 32.
 template <ElementType>
 struct TilesOf;
 template <>

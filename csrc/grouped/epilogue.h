@@ -26,7 +26,7 @@ class ListEpilogue {
     if (params_.betas) asm volatile("prefetch.global.L1 [%0];" ::"l"(params_.betas + matrix));
   }
 
-  // Everything taken before has been stored.
+  // Takes a tile. The previous tile has been stored.
   template <class Accumulators>
   __device__ void take(Accumulators& accumulators, WorkTile const& work) {
     constexpr int kColumns = kColumnsOf<Accumulators>;

@@ -13,7 +13,7 @@ namespace jgg::sm90 {
 
 template <class Problem, class Loop = CooperativeMainloop<Problem>>
 cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStream_t stream) {
-  // Too large for the stack of a thread that is not ours.
+  // Parameters are on the heap, because the stack of XLA's thread may be too small for them.
   auto const params = std::make_unique<typename Problem::Params>();
   cudaError_t const status = Problem::make_params(arguments, *params);
   if (status != cudaSuccess) return status;
@@ -28,8 +28,8 @@ cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& ar
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
                                 major(Major::kK, transpose_lhs), major(Major::kMN, transpose_rhs)>;
-        // Large tiles have no kernel of few descriptors, because a tile takes much longer than the
-        // time that it would save.
+        // Large tiles have no kernel with few descriptors, because one large tile takes much longer
+        // than the time that such a kernel would save.
         constexpr bool kIsSmall = decltype(tile)::kTileN < 256;
         constexpr int kCapacity = few && kIsSmall ? kFewListedProblems : kMaxListedProblems;
         return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);

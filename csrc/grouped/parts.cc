@@ -4,7 +4,7 @@
 namespace jgg {
 namespace {
 
-// The lhs of all problems, then the rhs of all.
+// Returns the lhs of all problems, then the rhs of all problems.
 std::vector<parts::MatrixStack> operands_of(GroupedGemmArguments const& arguments) {
   std::vector<parts::MatrixStack> operands;
   for (GroupedGemmProblem const& problem : arguments.problems) {

@@ -24,7 +24,7 @@ struct GroupedGemm {
   static constexpr bool kSpreadsStores = false;
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
-  static constexpr bool kAdds = false;  // but to C, in its epilogue
+  static constexpr bool kAdds = false;  // its epilogue adds C
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
 
   struct Descriptors {
@@ -33,7 +33,7 @@ struct GroupedGemm {
     CUtensorMap out;
   };
 
-  // All that a launch needs, so that nothing has to be copied to the device before it.
+  // Parameters hold all that a launch needs, so that nothing has to be copied to the device first.
   struct Params {
     Descriptors descriptors[kCapacity];
     ListedProblem problems[kCapacity];
@@ -52,7 +52,7 @@ struct GroupedGemm {
   template <class Warp>
   using Schedule = ListSchedule<Warp, Config::kTileM, Config::kTileN, Config::kCluster>;
 
-  // Nearly every tile needs other descriptors than the one before it. They are fetched when the
+  // Nearly every tile needs other descriptors than the previous tile. They are prefetched when the
   // tile is found, so that its first loads need not wait for them.
   template <class Warp>
   class PrefetchingSchedule {
@@ -86,7 +86,7 @@ struct GroupedGemm {
     return PrefetchingSchedule<Warp>(params);
   }
 
-  // The number of the matrix of a tile among those of all problems.
+  // Returns the number of a tile's matrix among the matrices of all problems.
   __device__ static int matrix(Params const& params, WorkTile const& work) {
     return params.problems[work.group].first_matrix + work.batch;
   }
@@ -151,7 +151,7 @@ struct GroupedGemm {
     return cudaSuccess;
   }
 
-  // How many clusters have something to do.
+  // Returns how many clusters have something to do.
   static int64_t max_clusters(GroupedGemmArguments const& arguments, Params const& params) {
     if (arguments.schedule) return arguments.clusters;
     int64_t units = 0;

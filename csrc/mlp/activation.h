@@ -12,17 +12,18 @@
 
 namespace jgg::mlp {
 
-// hidden = a(g) (u + shift), of g = min(gate, limit) and u = up clamped to +-limit, where
+// hidden = a(g) (u + shift), with g = min(gate, limit) and u = up clamped to +-limit, where
 //
 //   a(g) = g s (linear + squared g),  s = sigmoid(alpha g (1 + c[0] g^2 + c[1] g^4 + ...)).
 //
 // A gate times its sigmoid needs only one term, and so does the tanh form of gelu. `linear` is then
 // 1 and `squared` 0.
 //
-// Gelu has more terms, and g^2 is cut at `most_square` in the polynomial: the logarithm of Phi(g) /
-// (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives Phi to
-// 2.3e-7 and the derivative of gelu to 3e-6. Relu is the limit of a large alpha, which turns 0 into
-// 1 between two numbers far smaller than any 16-bit product; its derivative at 0 is 0.
+// Gelu needs more terms. The logarithm of Phi(g) / (1 - Phi(g)) is odd, and a polynomial of degree
+// 11 is fitted to it. Up to |g| = 5, this gives Phi to 2.3e-7 and the derivative of gelu to 3e-6.
+// Beyond that, `most_square` replaces g^2 in the polynomial. Relu is the limit of a large alpha:
+// the sigmoid rises from 0 to 1 between two numbers far smaller than any 16-bit product. The
+// derivative of relu at 0 is 0.
 template <int kTerms_>
 struct GatedForm {
   static constexpr int kTerms = kTerms_;
@@ -39,7 +40,7 @@ struct GatedForm {
 
   float power;
   float terms[kTerms] = {};
-  // The derivative of what the sigmoid is taken of: slope + slopes[0] g^2 + slopes[1] g^4 + ...
+  // The derivative of the sigmoid's argument: slope + slopes[0] g^2 + slopes[1] g^4 + ...
   float slope;
   float slopes[kTerms];
   float limit;
@@ -77,39 +78,40 @@ struct GatedForm {
 using GatedFunction = GatedForm<1>;
 using GeneralFunction = GatedForm<5>;
 
-// Results for a gate and an up, each rounded to the type in which it is stored.
+// The results for one gate and one up, both of which are rounded to the type in which they are
+// stored.
 struct Gated {
   float activation;
   float up;          // what the activation is multiplied by
-  float derivative;  // of the activation by gate
-  float up_slope;    // of `up` by the argument: 0 where it is clamped
+  float derivative;  // of the activation with respect to gate
+  float up_slope;    // of `up` with respect to the argument; 0 where that is clamped
 };
 
-// A NaN stays one: fminf would return the limit.
+// Returns the smaller of `limit` and x. NaN stays NaN, whereas fminf would return the limit.
 __device__ inline float at_most(float limit, float x) {
   float least;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(limit));
   return least;
 }
 
-// 1 / (1 + 2^power).
+// Returns 1 / (1 + 2^power).
 __device__ inline float sigmoid(float power) {
-  // Volatile keeps one element's arithmetic from being spread over that of many others, for which
-  // an epilogue has no registers.
+  // `volatile` keeps the compiler from interleaving the arithmetic of many elements, for which an
+  // epilogue has no registers.
   float exponential, inverse;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(power));
   asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exponential));
   return inverse;
 }
 
-// Whether it is gate sigmoid(alpha gate) up, which takes two thirds of the arithmetic.
+// Returns whether hidden is gate sigmoid(alpha gate) up, which takes two thirds of the arithmetic.
 inline bool is_plain(Activation const& a) {
   return a.function == Function::kSigmoid && a.cubic == 0.0f && a.shift == 0.0f &&
          a.limit == INFINITY;
 }
 
-// The compiler drops what is not used of the result. The forms agree bit by bit where both have a
-// function.
+// Computes all results for a gate and an up. The compiler drops the results that are not used. If
+// two forms have the same function, their results are equal bit by bit.
 template <bool kIsPlain = false, int kTerms>
 __device__ __forceinline__ Gated gated(GatedForm<kTerms> const& by, float gate, float up) {
   if constexpr (kIsPlain) {

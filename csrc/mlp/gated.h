@@ -10,12 +10,12 @@
 
 namespace jgg::mlp {
 
-// A tile of 256 columns is 128 of the gate's weights and the same 128 of the up projection's, each
-// one box of an operand tile. So the product has twice the columns of a result, rounded up to whole
-// tiles.
+// A tile of 256 columns has 128 columns of the gate's weights and the same 128 columns of the up
+// projection's weights. Each half is one box of an operand tile. So the product has twice the
+// columns of a result, rounded up to whole tiles.
 //
-// Without up, a tile has 256 columns of the gate, and the activation of them is all. A general one
-// has biases, which may be zeros, and any activation.
+// Without up, a tile has 256 columns of the gate, and hidden is their weighted activation. A
+// general product has biases, which may be zero, and any activation.
 template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false, bool kGathersLhs_ = false,
           bool kGathersOwnRows_ = false>
 struct GatedProduct {
@@ -39,7 +39,7 @@ struct GatedProduct {
     CUtensorMap hidden;
     Bias gate_bias;
     Bias up_bias;
-    int up_column;  // of `up`, the first
+    int up_column;  // the first column of `up`
     int columns;    // of the result
     float const* weights;
     std::conditional_t<kIsGeneral, GeneralFunction, GatedFunction> activation;
@@ -88,7 +88,7 @@ struct GatedProduct {
     } else {
       auto const& weights = column == 0 ? params.gate : params.up;
       int const first = column == 0 ? 0 : params.up_column;
-      // Rows::load_rhs adds it to the tile's first column.
+      // Rows::load_rhs adds this argument to the tile's first column.
       Rows::load_rhs(weights, work, k, first + work.n / 2 - work.n, loader, to, box, shared);
     }
   }
@@ -100,7 +100,7 @@ struct GatedProduct {
     return at;
   }
 
-  // The column of the result.
+  // Returns a tile's first column in the result.
   __device__ static int column_of(WorkTile const& work) { return kHasUp ? work.n / 2 : work.n; }
 
   static cudaError_t make_params(GatedArguments const& a, Params& params) {
@@ -122,7 +122,7 @@ struct GatedProduct {
       return sm90::encode_ragged_store(&to.out, sm90::view<Output>(product.out), a.n,
                                        kRowsPerConsumer, to.store_shift);
     };
-    // Slabs of 64 columns have to begin where up does.
+    // up has to begin where a slab begins.
     if (a.is_concatenated && a.n % Config::kSlab != 0) return kNotCompiled;
     if ((a.rows != nullptr) != kGathersLhs || !a.has_activation) {
       return kNotCompiled;

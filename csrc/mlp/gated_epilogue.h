@@ -20,7 +20,7 @@ namespace jgg::mlp {
 using sm90::kRowsPerConsumer;
 using sm90::kWarpgroup;
 
-// Two 16-bit numbers of a register.
+// Returns the two 16-bit numbers of a register as float32.
 template <class Element>
 __device__ float2 unpack(uint32_t pair) {
   cutlass::NumericArrayConverter<float, Element, 2> const convert;
@@ -45,11 +45,12 @@ class GatedEpilogue {
   static constexpr int kPackedASubtile = kPacked / Config::kSubtiles;
   static constexpr bool kHasUp = Problem::kHasUp;
   static constexpr int kHiddenSubtiles = Config::kSubtiles / (kHasUp ? 2 : 1);
-  // Steps of each subtile of hidden: gate, up if there is one, and hidden. Hidden is in two halves
-  // unless there are so many subtiles that the compiler would make a table of their code.
+  // The units of each subtile of hidden are gate, up (if there is one) and hidden. Hidden has two
+  // units, one for each half. Without up there are twice as many subtiles, and hidden has one unit,
+  // because for more units the compiler would make a jump table.
   static constexpr int kFirstHidden = kHasUp ? 2 : 1;
   static constexpr int kHiddenParts = kHasUp ? 2 : 1;
-  static constexpr int kPairs = 4 / kHiddenParts;  // of 16 columns, of a part
+  static constexpr int kPairs = 4 / kHiddenParts;  // blocks of 16 columns in a part
   static constexpr int kParts = kFirstHidden + kHiddenParts;
   static constexpr int kUnits = kParts * kHiddenSubtiles;
 
@@ -62,7 +63,7 @@ class GatedEpilogue {
         consumer_(consumer),
         next_(kUnits) {}
 
-  // Nothing that was taken before is left to be stored.
+  // Takes a tile. The previous tile has been stored.
   template <class Accumulators>
   __device__ void take(Accumulators const& accumulators, WorkTile const& work) {
     begin(work);
@@ -82,7 +83,7 @@ class GatedEpilogue {
     }
   }
 
-  // For rows that no local group owns: hidden is zero for any weights.
+  // Takes a tile of unowned rows. Their hidden is zero for any weights.
   __device__ void take_zeros(WorkTile const& work) {
     begin(work);
     weight_[0] = weight_[1] = 0.0f;
@@ -113,8 +114,8 @@ class GatedEpilogue {
     next_ = params_.keeps_gate ? 0 : kFirstHidden;
   }
 
-  // The packed sums with biases. Two packed numbers of a thread are those of the same two columns
-  // in either of its rows.
+  // Packs the sums with biases. Two consecutive packed numbers of a thread are of the same two
+  // columns, in each of its two rows.
   template <class Accumulators>
   __device__ __forceinline__ void take_biased(Accumulators const& accumulators,
                                               WorkTile const& work) {
@@ -132,7 +133,7 @@ class GatedEpilogue {
     }
   }
 
-  // The biases of two columns, of which either both exist or none.
+  // Returns the biases of two columns. Either both columns exist or neither does.
   __device__ float2 bias_at(Bias const& bias, int group, int column) const {
     if (bias.data == nullptr || column >= params_.columns) return {0.0f, 0.0f};
     int64_t const at = int64_t(group) * params_.columns + column;
@@ -143,11 +144,12 @@ class GatedEpilogue {
         __ldg(reinterpret_cast<unsigned const*>(static_cast<Element const*>(bias.data) + at)));
   }
 
-  // `part` of hidden's subtile `j`, see kUnits.
+  // Stores `part` of hidden's subtile `j` (see kFirstHidden).
   __device__ __forceinline__ void store(int j, int part) {
     uint32_t const* const gate = packed_ + j * kPackedASubtile;
     uint32_t const* const up = gate + (kHasUp ? kHiddenSubtiles * kPackedASubtile : 0);
-    // All that leaves takes the two slots in turn: gate, up, hidden, and so does hidden alone.
+    // Stores alternate between the two slots, whether gate, up and hidden are stored or hidden
+    // alone.
     int slot = part < kFirstHidden ? (j + part) % 2 : j % 2;
     if (!kHasUp && params_.keeps_gate) slot = part < kFirstHidden ? 0 : 1;
     uint8_t* const subtile = subtiles_ + slot * Config::kSubtileBytes;
@@ -196,7 +198,7 @@ class GatedEpilogue {
     });
   }
 
-  // 16 columns of a subtile.
+  // Writes 16 columns of a subtile.
   __device__ static void write(uint8_t* subtile, int pair, uint32_t const* source) {
     sm90::write_matrix(sm90::AccumulatorCoordinates().matrix_in(subtile, pair), source);
   }
@@ -204,7 +206,7 @@ class GatedEpilogue {
   uint8_t* subtiles_;
   Params const& params_;
   int consumer_;
-  int next_;  // unit of the half tile taken last; kUnits once all are stored
+  int next_;  // the next unit to store of the tile taken last, or kUnits
   sm90::StoreCoordinates at_;
   float weight_[2];  // of the thread's rows
   uint32_t packed_[kPacked];

@@ -1,5 +1,5 @@
-// The interface of the kernels of an expert MLP: arguments in, a launch on a stream out. No CUTLASS
-// here.
+// The interface of the kernels of an expert MLP: arguments in, a launch on a stream out. This
+// header does not include CUTLASS.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,12 +10,12 @@
 
 namespace jgg::mlp {
 
-// The function of the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
-// gelu are; gelu, g Phi(g); relu, or its square.
+// The function of the gate. kSigmoid is g sigmoid(alpha g (1 + cubic g^2)), which includes silu and
+// the tanh form of gelu. kGelu is g Phi(g).
 enum class Function : int { kSigmoid, kGelu, kRelu, kSquaredRelu };
 
-// hidden = function(g) (u + shift), of g = min(gate, limit) and u = up clamped to +-limit. Zero
-// where gate is.
+// hidden = function(g) (u + shift), with g = min(gate, limit) and u = up clamped to +-limit. hidden
+// is zero where gate is zero.
 struct Activation {
   float alpha;
   float cubic;
@@ -24,55 +24,58 @@ struct Activation {
   Function function = Function::kSigmoid;
 };
 
-// [local_groups, n], of the type of the matrices or of float32; null for zeros.
+// Biases [local_groups, n], of the type of the matrices or float32. Null stands for zeros.
 struct Bias {
   void const* data = nullptr;
   bool is_float32 = false;
 };
 
-// For a layer of few tokens, whose kernels sort the pairs of a token and one of its `divisor`
-// choices by expert themselves. Each block sorts them again, so that nothing waits for a sort.
+// The pairs of a token and one of its `divisor` choices, for a layer of few tokens. Kernels of such
+// a layer sort the pairs by expert themselves. Each thread block sorts all pairs, so that no kernel
+// waits for a sort.
 struct Pairs {
   static constexpr int kMost = 128, kMostGroups = 512;
 
-  // [m], the group of each pair, instead of sizes of groups and of `rows`. A pair outside of all
-  // groups comes last. Null: rows are sorted.
+  // [m], the group of each pair, which replaces the sizes of groups and `rows`. Pairs outside of
+  // all groups come last. Null if rows are already sorted.
   int const* groups = nullptr;
-  // Whether x has the sorted rows and results are in the order of the pairs. If not, row i is of
-  // the token of sorted pair i.
+  // Whether x has the sorted rows and results are in the order of the pairs. If not, row i of the
+  // results belongs to the token of sorted pair i.
   bool are_returned = false;
-  // Whether the kernel before this one in the stream, which writes x, may still run when it begins.
+  // Whether the previous kernel of the stream, which writes x, may still run when this kernel
+  // begins.
   bool follow = false;
 };
 
-// hidden [m, n] of x [tokens, k] and weights [local_groups, k, n]: with an activation
+// Computes hidden [m, n] from x [tokens, k] and weights [local_groups, k, n]. With an activation,
+// it is
 //
 //   hidden = weight activation(x gate_weights + gate_bias) (x up_weights + up_bias)
 //
-// where the factor of up may be missing, and without one
+// where the factor of up may be missing. Without an activation, it is
 //
 //   hidden = x gate_weights + weight gate_bias.
 struct GatedArguments {
   void const* x;
-  // [m], `divisor` times the token of each row, or up to that less than the next; not of a token if
-  // out of range. Null: row i is token i.
+  // [m]. The token of row i is rows[i] / divisor. If that is out of range, the row has no token.
+  // Null: row i is token i.
   int const* rows;
   int divisor;
   int tokens;
   void const* gate_weights;
-  void const* up_weights;  // null if there are none, or if
-  bool is_concatenated;    // gate_weights are [local_groups, k, 2 n], of gate and up
+  void const* up_weights;  // null if there is no up, or if `is_concatenated`
+  bool is_concatenated;    // whether gate_weights are [local_groups, k, 2 n], of gate and up
   Bias gate_bias;
   Bias up_bias;
-  float const* weights;   // [m], null for ones; or
-  bool weights_of_pairs;  // [tokens, divisor], that of row i at rows[i]
+  float const* weights;   // [m] or [tokens, divisor]. Null for ones
+  bool weights_of_pairs;  // whether weights are [tokens, divisor]. Row i has weights[rows[i]]
   void* hidden;
   void* gate;  // null if neither gate nor up is wanted
-  void* up;    // null if there is none, too
+  void* up;    // null also if there is no up
   ElementType type;
   bool has_activation;
   Activation activation;
-  GroupSizes groups;  // of m
+  GroupSizes groups;  // of m rows
   int k;
   int n;
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
@@ -81,13 +84,13 @@ struct GatedArguments {
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
-// The gradients of the above, from dy [tokens, k] and the weights [local_groups, n, k] that hidden
-// was multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and
-// that of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n
-// / tile_n), m].
+// Computes the gradients of gate, of up (if there is one) and of each row's weight, and hidden
+// again. They follow from the gradient of hidden, which is dh = dy down_weights^T, with dy [tokens,
+// k] and down_weights [local_groups, n, k]. Results are [m, n], except `dweights`, which is [ceil(n
+// / tile_n), m] and has one sum for each tile of columns.
 struct GradientArguments {
   void const* dy;
-  int const* rows;  // those of GatedArguments
+  int const* rows;  // as in GatedArguments
   int divisor;
   int tokens;
   void const* down_weights;
@@ -100,17 +103,17 @@ struct GradientArguments {
   float* dweights;
   ElementType type;
   Activation activation;
-  GroupSizes groups;  // of m
+  GroupSizes groups;  // of m rows
   int k;
   int n;
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
-// out[i] [local_groups, k, n] = x^T rhs[i] of the rows of each group, with x [tokens, k] and rhs
-// [m, n]. Without a second rhs, out[0] [local_groups, n, k] = rhs[0]^T x.
+// Computes out[i] [local_groups, k, n] = x^T rhs[i] over the rows of each group, with x [tokens, k]
+// and rhs [m, n]. Without a second rhs, out[0] [local_groups, n, k] = rhs[0]^T x.
 struct WeightGradientArguments {
   void const* x;
-  int const* rows;  // those of GatedArguments
+  int const* rows;  // as in GatedArguments
   int divisor;
   int tokens;
   void const* rhs[2];
@@ -118,7 +121,7 @@ struct WeightGradientArguments {
   void* workspace;
   int64_t workspace_bytes;
   ElementType type;
-  GroupSizes groups;  // of m
+  GroupSizes groups;  // of m rows
   int k;
   int n;
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
@@ -130,15 +133,15 @@ struct PairedArguments {
   void const* rhs[2];
   void* out;
   ElementType type;
-  GroupSizes groups;  // of m
+  GroupSizes groups;  // of m rows
   int k;
   int n;
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
-// kNotCompiled if there is no such kernel. Kernels for groups of few rows (kSwapped) take all
-// arguments. The kernels of activated_ragged_dot take biases, no up, or another function than a
-// sigmoid, but no `rows`.
+// These functions return kNotCompiled if there is no such kernel. Kernels for groups of few rows
+// (kSwapped) take all arguments. activated_ragged_dot() takes biases, products without up and
+// functions other than kSigmoid, but no `rows`.
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
 cudaError_t activated_ragged_dot(TileConfig config, GatedArguments const& arguments,

@@ -10,8 +10,8 @@
 
 namespace jgg::mlp {
 
-// The function of plain ones is gate sigmoid(alpha gate) up, that of general ones any; without up,
-// the general one alone.
+// kPlain is gate sigmoid(alpha gate) up, kGated any other activation with Function::kSigmoid, and
+// kGeneral any activation. kUngated is any activation without up.
 enum class GradientForm : int { kPlain, kGated, kGeneral, kUngated };
 
 template <class Config_, GradientForm kForm, bool kGathers = false>
@@ -24,7 +24,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers> {
                          GatedFunction, GeneralFunction>;
   using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers>;
   using Epilogue = GradientEpilogue<GatedGradient>;
-  // The sums of a row take in columns past the last one, which have to be loaded as zeros.
+  // The sums of a row include columns past the last one, so these have to be loaded as zeros.
   static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : Rows::Params {

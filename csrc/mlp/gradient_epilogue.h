@@ -30,8 +30,8 @@ class GradientEpilogue {
   static constexpr int kParts = 2, kPackedAPart = 4;
   static constexpr int kPackedASubtile = kParts * kPackedAPart;
   static constexpr int kPacked = kHalves * kSubtilesAHalf * kPackedASubtile;
-  // Subtiles that are under way, and have code of their own: the registers of a subtile must be
-  // known at compile time.
+  // The number of subtiles in flight. Each of them has its own code, because the registers of a
+  // subtile must be known at compile time.
   static constexpr int kSets = 2;
   static_assert(kSubtilesAHalf % kSets == 0);
 
@@ -66,7 +66,7 @@ class GradientEpilogue {
     at_ = Problem::store_at(params_, work, 0);
     rows_ = work.extent - work.m;
     subtiles_ = rows_ > kRowsPerConsumer ? kHalves * kSubtilesAHalf : kSubtilesAHalf;
-    // Everyone is done with the tile before.
+    // Waits until all threads are done with the previous tile.
     sm90::acquire_subtile<0>(consumer_);
     if (work.k_tiles == 0) return;
     int const row = threadIdx.x % kWarpgroup;
@@ -98,7 +98,7 @@ class GradientEpilogue {
       for (int set = 0; set < kSets; ++set) {
         store_subtile(subtile + set, storage_.sets[set], set, packed + set * kPackedASubtile, sums);
       }
-      // The next ones take the registers that the code is for.
+      // The next subtiles move to the registers that the code above uses.
 #pragma unroll
       for (int i = 0; i + kSets * kPackedASubtile < kPacked; ++i) {
         packed[i] = packed[i + kSets * kPackedASubtile];
@@ -111,7 +111,7 @@ class GradientEpilogue {
     }
   }
 
-  // Rows that no local group owns: nothing is read of them, and all their gradients are zero.
+  // Stores zeros as the gradients of unowned rows. Nothing of these rows is read.
   __device__ void store_zeros() {
     Set& set = storage_.sets[0];
     auto* const units = reinterpret_cast<uint4*>(set.gate);
@@ -133,7 +133,7 @@ class GradientEpilogue {
   __device__ void wait() const { sm90::wait_for_stores(); }
 
  private:
-  // The place where a subtile is stored.
+  // Returns the place where a subtile is stored.
   __device__ sm90::StoreCoordinates place(int subtile) const {
     return {at_.column + subtile % kSubtilesAHalf * kSubtileColumns,
             at_.row + subtile / kSubtilesAHalf * kRowsPerConsumer, at_.outer};
@@ -148,9 +148,9 @@ class GradientEpilogue {
   }
   __device__ void load(CUtensorMap const& from, uint8_t* to, sm90::Barrier& loaded,
                        sm90::StoreCoordinates const& at) const {
-    // Stores and loads count a group's rows from its end, each from another number. Neighbouring
-    // subtiles have lines of memory in common: let go first, as data that is read once would be,
-    // they were read several times, and the kernel took up to 1.6 times as long.
+    // Stores and loads count a group's rows from its end, but number this end differently. The hint
+    // is kNormal because neighbouring subtiles share lines of memory. With kEvictFirst these lines
+    // were read several times, and the kernel took up to 1.6 times as long.
     int const last = sm90::kRaggedRows, row = last - params_.store_shift + at.row;
     cute::SM90_TMA_LOAD_4D::copy(&from, loaded.address(),
                                  static_cast<uint64_t>(sm90::LoadHint::kNormal), to, at.column, row,
@@ -172,7 +172,8 @@ class GradientEpilogue {
   __device__ __forceinline__ void store_subtile(int subtile, Set& set, int number, uint32_t* packed,
                                                 float (&sums)[2]) {
     int const thread = threadIdx.x % kWarpgroup;
-    // Rows of 64 bytes, whose four units are permuted as TMA's swizzle of 64 bytes has them.
+    // Rows have 64 bytes. Their four vectors of 16 bytes are permuted as by TMA's swizzle of 64
+    // bytes.
     int const row = thread / kWarpSize * 16 + thread % 16, half = thread % kWarpSize / 16;
     uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kSubtileRowBytes;
     float const* const weights =
@@ -193,7 +194,8 @@ class GradientEpilogue {
       write_matrices<offsetof(Set, gate)>(matrices, gate);
       if constexpr (kHasUp) write_matrices<offsetof(Set, up)>(matrices, up);
       write_matrices<offsetof(Set, hidden)>(matrices, hidden);
-      // The subtile before has left by now, and makes room for the one after this.
+      // By now the previous subtile has been stored, and the next subtile can be loaded in its
+      // place.
       if (part == 0 && sm90::issues_stores() && subtile > 0 && subtile + 1 < subtiles_) {
         cute::tma_store_wait<0>();
         load(subtile + 1);
@@ -229,7 +231,8 @@ class GradientEpilogue {
     if constexpr (kHasUp) up = pack<Element>(dups[0], dups[1]);
   }
 
-  // The four threads that have a row's columns add up what they have of them, always in one order.
+  // Stores the sums of rows. The four threads that have a row's columns add up their sums, always
+  // in the same order.
   __device__ void store_sums(int first_row, float const (&sums)[2]) const {
     int64_t const first = int64_t(at_.column / Config::kTileN) * params_.rows + at_.outer +
                           at_.row - params_.store_shift;
@@ -250,7 +253,7 @@ class GradientEpilogue {
   Storage& storage_;
   int consumer_;
   int rounds_;  // of both sets, in all tiles so far
-  // The tile:
+  // The current tile:
   sm90::StoreCoordinates at_;
   int rows_;      // to the end of its group
   int subtiles_;  // that have rows

@@ -15,11 +15,11 @@ cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   return sm90::launch<Roles<Problem, sm90::DefaultMainloop<Problem>>>(arguments, stream);
 }
 
-// Consumers take turns where the epilogue is as long as the product.
+// Consumers take tiles alternately, because the epilogue takes as long as the product.
 using GradientTiles =
     TileTable<Tile<128, 192, 2, KernelKind::kPingpong>, Tile<128, 128, 2, KernelKind::kPingpong>>;
 
-// lhs [m, k] is contiguous along K, and so is rhs [g, n, k]; rhs [g, k, n] is along N.
+// lhs [m, k] and rhs [g, n, k] are contiguous along K. rhs [g, k, n] is contiguous along N.
 template <ElementType kType, Major kRhsMajor, class Tiles = TileTable<sm90::WideTile>,
           class Function>
 cudaError_t with_config(TileConfig config, Function function) {
@@ -31,7 +31,7 @@ cudaError_t with_config(TileConfig config, Function function) {
       OneTileOf<Tiles>{config});
 }
 
-// How rows of x that lie anywhere get to a tile: sm90/gather.h.
+// How rows of x that lie anywhere in memory are loaded (sm90/gather.h).
 enum class Gather : int { kNone, kShared, kOwn };
 
 template <ElementType kType>
@@ -39,8 +39,9 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   bool const is_plain = a.has_up() && a.activation.function == Function::kSigmoid &&
                         !a.gate_bias.data && !a.up_bias.data;
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
-  // Two tiles of a group are a cluster's, which shares their rows. If there is one tile, no other
-  // reads its rows; if there are more, clusters share weights.
+  // If a group's rows have two tiles of columns, a cluster takes both and shares their rows. With
+  // one tile, no other tile reads its rows. With more tiles, clusters share weights instead of
+  // rows.
   constexpr int kColumns = sm90::WideTile::kTileN / 2;
   bool const own_rows = a.rows != nullptr && (a.n <= kColumns || a.n > 2 * kColumns);
   auto const how = a.rows == nullptr ? Gather::kNone : own_rows ? Gather::kOwn : Gather::kShared;
@@ -53,7 +54,7 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   });
 }
 
-// Biases, other activations, and experts without up.
+// For biases, other activations, and experts without up.
 template <ElementType kType>
 cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
   return with_config<kType, Major::kMN>(tile, [&](auto config) {

@@ -6,9 +6,9 @@
 
 namespace jgg::mlp {
 
-// 16 rows by 16 columns of 16-bit numbers, laid out as WGMMA has its results. Lane l passes the
-// address, without kOffset, of 8 columns of row l % 16: lanes 0 to 15 have columns 0 to 7, and
-// lanes 16 to 31 columns 8 to 15.
+// Copy 16 rows by 16 columns of 16-bit numbers, which registers hold like WGMMA's results. Lane l
+// passes the address, without kOffset, of 8 columns of row l % 16: lanes 0 to 15 have columns 0 to
+// 7, and lanes 16 to 31 columns 8 to 15.
 template <int kOffset>
 __device__ void read_matrices(uint32_t from, uint32_t (&to)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"

@@ -12,7 +12,7 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
   using Rows = sm90::RaggedNoncontracting<Config>;
 
-  // Parameters of the first product. `k` is that of both products.
+  // Parameters of the first product, but `k` covers both products.
   struct Params : Rows::Params {
     CUtensorMap second_lhs;
     CUtensorMap second_rhs;

@@ -74,7 +74,7 @@ struct Block {
     }
   }
 
-  // All eight threads of the block call it.
+  // Quantises the block. All eight threads of the block call this.
   template <ElementType kFormat, bool kAligned>
   __device__ __forceinline__ void quantize(uint8_t* to, float* scale, int count, bool exists,
                                            bool power_of_two) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   Position const at(arguments.count ? min(p.rows, __ldg(arguments.count)) : p.rows, blocks);
   auto const* from = static_cast<Source const*>(p.data) + int64_t{2} * at.row * pitch + at.column;
   Block gate, up;
-  // Zeros of the weights are zeros of the projections, up to whole blocks.
+  // Weights are padded with zeros, so projections have zeros up to whole blocks.
   int const all = at.exists ? kScaleBlock : 0;
   gate.template load<true>(from, all);
   up.template load<true>(from + pitch, all);
@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(kThreads)
   up.template quantize<kFormat, true>(q + pitch, scale + blocks, all, at.exists, power_of_two);
 }
 
-// Calls `function` with the FP8 type and whether rows of hidden are in octets,
-// and how many thread blocks there are.
+// Calls `function` with the FP8 type, whether rows of hidden are whole octets, and the number of
+// thread blocks.
 template <class Function>
 cudaError_t launch(QuantizedHiddenFormat format, Projections const& projections,
                    Function function) {

@@ -1,5 +1,5 @@
 // The elementwise steps of an expert MLP in FP8. They read the bfloat16 results of a product once,
-// and write them quantised for the next product. No CUTLASS here.
+// and write them quantised for the next product. This header does not include CUTLASS.
 //
 // Projections have the shape [rows, 2 * pitch], where `pitch` is the next multiple of 128: the
 // columns of gate, zeros up to `pitch`, and then up in the same way. Quantised rows have a scale
@@ -33,8 +33,9 @@ struct Projections {
   __host__ __device__ int pitch() const { return blocks() * kScaleBlock; }
 };
 
-// q [rows, columns] and scale [rows, blocks] of hidden, in the first `*count` rows if there is a
-// count. No group owns the others: over several devices half of a buffer, or more.
+// The results are q [rows, columns] and scale [rows, blocks] of hidden. If there is a count, only
+// the first `*count` rows are computed. No group owns the others, which on several devices are half
+// of a buffer or more.
 struct QuantizedHidden {
   Projections projections;
   int const* count;
@@ -42,9 +43,10 @@ struct QuantizedHidden {
   float* scale;
 };
 
-// From the gradient of hidden, dh [rows, columns]: those of gate and up, [rows, columns] each, and
-// both quantised as projections lie; hidden again, which may be where dh is; and the gradient of
-// each row's weight as a sum for each block of columns, [rows, blocks].
+// Computes from dh [rows, columns], the gradient of hidden, the gradients of gate and of up, [rows,
+// columns] each. Both are also quantised, in the layout of projections. `hidden` is computed again,
+// and may be the memory of dh. `dweights` [rows, blocks] is the gradient of each row's weight, with
+// one sum for each block of columns.
 struct QuantizedGradients {
   Projections projections;
   void const* dh;
@@ -69,8 +71,8 @@ struct TransposedBlocks {
   float* scale;
 };
 
-// As QuantizedGradients, except that the gradients of gate and up and hidden leave in transposed
-// blocks, in this order. `columns` is a multiple of 8.
+// As QuantizedGradients, except that the gradients of gate and up, and hidden, are stored as
+// transposed blocks, in this order. `columns` is a multiple of 8.
 struct RaggedGradients {
   Projections projections;
   void const* dh;

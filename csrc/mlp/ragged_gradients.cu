@@ -34,16 +34,17 @@ using Source = __nv_bfloat16;
 constexpr int kOperands = 3;     // gate, up and the gradient of hidden; dgate, dup and hidden
 constexpr int kTilesPerCta = 8;  // at most
 constexpr int kCtasPerMultiprocessor = 2;
-constexpr int kTurns = 4;  // of every multiprocessor, at least
+constexpr int kTurns = 4;  // rounds of CTAs, at least
 
 struct SharedStorage {
-  // Elements as they come, then what becomes of them, then that in FP8, transposed.
+  // Holds the elements of an operand, then the results in their place, then the FP8 results,
+  // transposed.
   union {
     Staging<Source> staging;
     TransposeBuffer transpose;
   } operand[kOperands];
   ColumnScales<Source> columns[kOperands];
-  // The block of rows: threads have no register left to keep it in.
+  // The number of the block of rows, because threads have no register left to keep it in.
   int row_block;
 };
 
@@ -51,8 +52,8 @@ struct SharedStorage {
 struct Octets {
   Octet<Source> of[kOperands];
 
-  // Gate, up and the gradient of hidden become their gradients and hidden, in place. Returns the
-  // gradient of the row's weight, of these columns.
+  // Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns the share of
+  // these columns in the gradient of the row's weight.
   template <bool kIsPlain>
   __device__ __forceinline__ float apply(GatedFunction const& function, float weight) {
     float dweight = 0;
@@ -104,7 +105,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
            column;
   };
   if (!block.grouped) {
-    // Products read rows of groups. Over several devices half of a buffer, or more, has none.
+    // No product reads rows outside of all groups, which on several devices are half of a buffer or
+    // more. Only the gradients of their weights are stored, as zeros.
     int const blocks = pitch / kScaleBlock, across = (end - column) / kScaleBlock;
     for (int i = threadIdx.x; i < block.rows * across; i += kTileThreads) {
       int64_t const row = block.first + i / across;
@@ -133,11 +135,12 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
   for (int which = 0; which < kOperands; ++which) fetch(which, column);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
-    // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
+    // Otherwise the compiler keeps the addresses of all rows of all arrays in registers for the
+    // next tile.
     asm volatile("" : "+r"(first), "+r"(pitch), "+r"(columns));
     int64_t const first_row = first;
     int const blocks = pitch / kScaleBlock, this_block = column / kScaleBlock;
-    // A thread fetches what it takes itself, so that no barrier is needed.
+    // Each thread takes only what it has fetched itself, so no barrier is needed.
     __pipeline_commit();
     __pipeline_wait_prior(0);
 
@@ -153,7 +156,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
       for (int which = 0; which < kOperands; ++which) {
         octets.of[which] = shared.operand[which].staging.row(i);
       }
-      // From L1, but for the first tile: there are no registers to keep weights in.
+      // Weights are read again for each tile, then from L1, because there are no registers to keep
+      // them in.
       float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
       float dweight = octets.apply<kIsPlain>(function, weight);
 #pragma unroll
@@ -206,8 +210,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
             {block.rows, kScaleBlock}, [&](int i) { return inverse[i]; });
         patch.stay_packed();
       }
-      // Everybody has taken this operand, and left the one before, whose transpose was put, and
-      // stored the one before that.
+      // After this barrier, all threads have taken this operand, put the transpose of the previous
+      // operand, and stored the transpose of the operand before that.
       __syncthreads();
       if (which >= 1) store_transposed(which - 1);
       if (which >= 2) fetch(which - 2, column + kScaleBlock);

@@ -8,7 +8,7 @@
 
 namespace jgg::mlp {
 
-// x^T rhs[i], as a product of its own.
+// Returns x^T rhs[i] as a product of its own.
 inline RaggedDotArguments product_of(WeightGradientArguments const& a, int i) {
   RaggedDotArguments product{};
   product.groups = a.groups;
@@ -23,7 +23,7 @@ inline RaggedDotArguments product_of(WeightGradientArguments const& a, int i) {
   return product;
 }
 
-// Columns are those of the first product, in whole tiles, and then those of the second one.
+// The columns are those of the first product, in whole tiles, and then those of the second product.
 template <class Config_, bool kGathersLhs_, bool kGathersOwnRows_ = false>
 struct WeightGradients
     : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_> {
@@ -33,7 +33,7 @@ struct WeightGradients
   static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : One::Params {
-    CUtensorMap out[2];  // instead of the one
+    CUtensorMap out[2];  // instead of One's `out`
     CUtensorMap second_rhs;
     int second_n;  // where the second product begins
   };
@@ -82,8 +82,9 @@ struct WeightGradients
   }
 };
 
-// The gradient of the down projection's weights, hidden^T dy, with the rows of dy [tokens, k] where
-// they are: as the transpose of dy^T hidden, because rows of lhs alone can lie anywhere.
+// The gradient of the down projection's weights, hidden^T dy, which gathers the rows of dy [tokens,
+// k]. Only rows of lhs can be gathered. So the kernel computes dy^T hidden and stores its
+// transpose.
 template <class Config_>
 struct DownWeightGradient
     : sm90::RaggedContracting<Config_, /*kAdds=*/false, /*kGathersLhs=*/true, /*kOwn=*/true> {

@@ -7,7 +7,8 @@
 
 namespace jgg::mlp {
 
-// Rows are contracted, so x [m, k] and rhs [m, n] are both contiguous along what is kept.
+// Rows are contracted, so x [m, k] and rhs [m, n] are both contiguous along the dimension that is
+// kept.
 template <ElementType kType>
 cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const& arguments,
                                 cudaStream_t stream) {

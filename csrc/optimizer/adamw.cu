@@ -7,7 +7,7 @@ namespace {
 
 struct Adamw {
   using Scalars = AdamwScalars;
-  // Elements one by one take more registers.
+  // Unaligned elements are moved one by one, which takes more registers.
   static constexpr int blocks_of_multiprocessor(bool aligned) { return aligned ? 2 : 1; }
   template <bool kAligned>
   static constexpr int kRowsAtOnce = kAligned ? 2 : 1;

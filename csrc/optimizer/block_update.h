@@ -1,10 +1,10 @@
-// A step of an optimiser for blocks of 128 x 128. The FP8 forms of the weights are made from the
-// same registers.
+// A step of an optimiser for blocks of 128 x 128. The FP8 forms are made from the new weights in
+// shared memory, so that weights are not read again.
 //
 // A thread has four consecutive columns of eight rows, so loads and stores of float32 are whole
-// rows of 512 bytes. The warps update consecutive rows at the same time, which memory takes faster.
-// To quantise, a warp has eight consecutive rows, so that the eight FP8 numbers that a thread has
-// of a column are consecutive in a row of the transpose.
+// rows of 512 bytes. The warps update consecutive rows at the same time, because memory is then
+// faster. To quantise, a warp has eight consecutive rows, so that the eight FP8 numbers that a
+// thread has of a column are consecutive in a row of the transpose.
 #pragma once
 
 #include "optimizer/forms.h"
@@ -18,23 +18,23 @@ namespace jgg::optimizer {
 
 static_assert(kScaleBlock == 32 * kQuartet);
 
-// The bits of a number's magnitude, which sort as magnitudes do. NaN and infinity do not count.
+// Returns the bits of a number's magnitude, which sort like magnitudes, or 0 for NaN and infinity.
 __device__ __forceinline__ unsigned finite_magnitude(float x) {
   unsigned const bits = __float_as_uint(x) & 0x7fffffffu;
   return bits < 0x7f800000u ? bits : 0;
 }
 
-// Infinities become NaN: the FP8 formats treat them each in its own way.
+// Turns infinities into NaN, because the two FP8 formats treat infinities differently.
 __device__ __forceinline__ float poisoned(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) == 0x7f800000u ? __uint_as_float(0x7fffffffu) : x;
 }
 
 struct Shared {
-  float4 updated[kScaleBlock][32];  // in registers they would leave too few for loads
+  float4 updated[kScaleBlock][32];  // in registers, these would leave too few for loads
   Forms forms;
 };
 
-// The place of a thread block whose cluster has neighbouring blocks.
+// Returns the place of a thread block. The blocks of a cluster's thread blocks are neighbours.
 __device__ __forceinline__ TileGrid::Place place_of(Exchange const& exchange, TileGrid const& grid,
                                                     ClusterShape shape) {
   unsigned const cluster = blockIdx.x / (shape.across * shape.down);
@@ -47,9 +47,9 @@ __device__ __forceinline__ TileGrid::Place place_of(Exchange const& exchange, Ti
 
 // Updates a block by `Rule` and quantises it to FP8.
 //
-// A rule has the `Scalars` of a step and says whether that `applies`; it loads four of its
-// `Operands`, and `updates` them in memory, from which and from the weights it returns the new
-// ones.
+// A rule has the `Scalars` of a step, and `applies` says whether the step is to be done. `load`
+// loads four elements of each of its `Operands`. `update` updates these operands in memory, and
+// returns the new weights.
 template <class Rule, bool kAligned, int kBlocksOfMultiprocessor>
 __global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
     update_kernel(Rule rule, Weights weights, TileGrid grid, ClusterShape shape) {

@@ -1,6 +1,6 @@
-// The FP8 forms of blocks on their way to memory. A block's rows are 128 bytes, for which memory
-// takes longer than for rows of 256 bytes. A cluster of two by two thread blocks therefore
-// exchanges its blocks of weights: each thread block writes some rows of two blocks.
+// Writes the FP8 forms of blocks to memory. A block's rows have 128 bytes, and memory takes longer
+// for them than for rows of 256 bytes. So the thread blocks of a cluster of two by two exchange
+// parts of their blocks, and each thread block writes some rows of two blocks.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -40,8 +40,8 @@ struct Rows {
   static constexpr int kPieces = kScaleBlock / sizeof(uint2);  // of a row of one block
   uint2 piece[kScaleBlock * kPieces];
 
-  // `first_row` and `first_column` are those of the rows in a matrix, of which `num_rows` and
-  // `num_columns` exist. Piece p of a row lies at p ^ `swizzle(row)`.
+  // Writes the rows to a matrix of `num_rows` rows and `num_columns` columns, from `first_row` and
+  // `first_column` on. Piece p of a row lies at p ^ `swizzle(row)`.
   template <class Swizzle>
   __device__ __forceinline__ void store(uint8_t* matrix, int pitch, int blocks, int first_row,
                                         int num_rows, int first_column, int num_columns,
@@ -67,7 +67,7 @@ struct Forms {
   Rows transposed;
 };
 
-// The exchange of a cluster, for one of its thread blocks. It begins when its object is made, and
+// The exchange of a cluster, for one of its thread blocks. Its constructor begins it, and
 // `complete` ends it.
 class Exchange {
  public:
@@ -75,11 +75,11 @@ class Exchange {
 
   __device__ __forceinline__ Exchange(Forms& forms, ClusterShape shape)
       : Exchange(forms, shape, cooperative_groups::this_cluster().block_rank()) {
-    // No thread block writes to another one before that has begun.
+    // A thread block may write to another thread block only after that one has begun.
     cooperative_groups::this_cluster().barrier_arrive();
   }
 
-  // Of eight rows, from the warp's first one on, the four columns that a thread has.
+  // Puts the four columns that a thread has of its warp's eight rows.
   __device__ __forceinline__ void put_plain(uint32_t const (&rows)[kRowsOfWarp]) {
     int const rows_of_one = kScaleBlock / shape_.across, warp = threadIdx.x / 32;
     int const row = warp * kRowsOfWarp, pitch = shape_.across * 32;
@@ -90,8 +90,8 @@ class Exchange {
     for (int i = 0; i < kRowsOfWarp; ++i) to[i * pitch] = rows[i];
   }
 
-  // The same, transposed. The 32 threads of a warp write a piece each, to every fourth row, and so
-  // reach all banks twice.
+  // Puts the same elements transposed. Each of a warp's 32 threads writes a piece to every fourth
+  // row, so that together they use each bank twice.
   __device__ __forceinline__ void put_transposed(uint32_t const (&rows)[kRowsOfWarp]) {
     uint32_t upper[4] = {rows[0], rows[1], rows[2], rows[3]};
     uint32_t lower[4] = {rows[4], rows[5], rows[6], rows[7]};
@@ -110,7 +110,7 @@ class Exchange {
   }
   __device__ __forceinline__ void complete() { cooperative_groups::this_cluster().sync(); }
 
-  // After `complete`: writes this thread block's rows. `first_row` and `first_column` are those of
+  // Writes this thread block's rows, after `complete`. `first_row` and `first_column` are those of
   // its block in `matrix` [num_rows, num_columns], whose rows are `pitch` apart.
   __device__ __forceinline__ void store_plain(uint8_t* matrix, int pitch, int first_row,
                                               int num_rows, int first_column,

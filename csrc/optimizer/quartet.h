@@ -20,11 +20,11 @@ struct Quartet {
   float x[kQuartet];
 };
 
-// Four elements as they lie in memory: in registers until all loads are under way.
+// Four elements as they lie in memory. They are converted only after all loads have been issued.
 struct Loaded {
   uint32_t words[kQuartet];
 
-  // The numbers, which were of `type`: bf16 or float32.
+  // Converts the elements, which have `type`: bf16 or float32.
   __device__ __forceinline__ Quartet as_floats(ElementType type) const {
     Quartet quartet;
 #pragma unroll

@@ -16,11 +16,11 @@ struct Elements {
 };
 
 // Matrices [matrices, rows, columns] and their FP8 forms in blocks of 128 x 128, all updated in
-// place. Forms are those of `quantize::BlocksArguments`: either pair may be null, and they may be
-// some columns of wider matrices, of `joined_columns`.
+// place. The forms are those of `quantize::BlocksArguments`. Either pair may be null. The forms may
+// be columns of wider matrices, which have `joined_columns` columns.
 struct Weights {
   float* master;
-  Elements copy;  // the same in 16 bits, or null
+  Elements copy;  // the weights in 16 bits, or null
   uint8_t* q;
   float* scale;
   uint8_t* q_t;
@@ -33,8 +33,8 @@ struct Weights {
   int joined_columns = 0;  // 0: forms are not joined
 };
 
-// The numbers of one step of AdamW, in device memory since schedules compute them. Python writes
-// them in this order.
+// The numbers of one step of AdamW. They are in device memory, because schedules of the optimiser
+// compute them there. Python writes them in this order.
 struct AdamwScalars {
   float applies;          // 0: the step is skipped, and nothing changes
   float gradient_factor;  // what gradients are multiplied by first
@@ -59,7 +59,7 @@ struct AdamwArguments {
   Weights weights;
 };
 
-// master += update, which is bf16 or f32, unless *applies is 0.
+// Adds `update` (bf16 or f32) to master, unless *applies is 0.
 struct ApplyArguments {
   float const* applies;
   Elements update;

@@ -1,5 +1,5 @@
-// Decodes packed codes to two bfloat16 in a register, and to a thread's part of an operand of the
-// tensor cores: 16 columns by 16 of K.
+// Decodes packed codes to registers of two bfloat16, which are a thread's part of an operand of the
+// tensor cores of 16 columns by 16 elements of K.
 //
 // The pipe of integer instructions is the limit, because it takes one instruction in two cycles.
 // Left shifts have a second pipe, and instructions on two bfloat16 at once have a third.
@@ -11,7 +11,7 @@
 
 namespace jgg::packed {
 
-using Fragment = uint32_t[4];  // of columns c, c + 8, c, c + 8; the last two are of 8 more of K
+using Fragment = uint32_t[4];  // of columns c, c + 8, c, c + 8; the last two are 8 of K later
 
 __device__ __forceinline__ uint32_t multiply_two(uint32_t a, uint32_t b) {
   uint32_t product;
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint32_t subtract_two(uint32_t a, uint32_t b) {
   return difference;
 }
 
-// The compiler makes one instruction of either.
+// The compiler makes each of these functions one instruction.
 __device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
   return (x & mask) | bits;
 }
@@ -35,11 +35,11 @@ __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b
 __device__ __forceinline__ uint32_t twice_low(uint32_t x) { return __byte_perm(x, x, 0x1010); }
 __device__ __forceinline__ uint32_t twice_high(uint32_t x) { return __byte_perm(x, x, 0x3232); }
 
-// Eight codes of e2m1 at the bits of a bfloat16's sign, exponent and mantissa, where each is 2^-126
-// of its value.
+// Moves eight e2m1 codes to the bits of a bfloat16's sign, exponent and mantissa. There each code
+// is 2^-126 times its value.
 __device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
   constexpr uint32_t kCode = 0x81C081C0;
-  // Signs and magnitudes of the last two pairs meet in one word, four bits apart.
+  // `y` has the signs and magnitudes of the last two pairs, four bits apart.
   uint32_t const y = select(0x801C801C, x << 2, x >> 3);
   a[0] = x & kCode;
   a[1] = (x << 3) & kCode;
@@ -47,9 +47,9 @@ __device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
   a[3] = y & kCode;
 }
 
-constexpr uint32_t k128 = 0x43004300;  // in bfloat16, twice: its last seven bits count ones
+constexpr uint32_t k128 = 0x43004300;  // 128 in bfloat16, twice; its last seven bits count ones
 
-// Eight codes, less 128 + a zero point of either column.
+// Decodes eight codes. `zero` has 128 plus the zero point of each column, which is subtracted.
 __device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2], Fragment& a) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -57,30 +57,31 @@ __device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2
   }
 }
 
-// Four numbers: 128 + their last seven bits, less 128, or 256 if they are negative.
+// Decodes four numbers. Each is 128 plus its last seven bits, minus 128, or minus 256 if it is
+// negative.
 __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_t& second) {
   uint32_t const y = x >> 8;
   first = subtract_two(masked_or(x, 0x007F007F, k128), masked_or(x, 0x00800080, k128));
   second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
 }
 
-// The elements of int4 matrices that share scales and zero points.
+// The groups of elements of int4 matrices that share a scale and a zero point.
 struct Groups {
-  int shift;  // log2 of their number over 32
+  int shift;  // log2 of a group's elements / 32
   bool has_zeros;
 };
 
-// A thread's part of record number `record` of some that follow each other along K; it becomes
-// operands of four steps of 16. `thread` is one of 128; `scales` and `zeros` are of the groups of
-// all those records.
+// A thread's part of a record, which it decodes to operands for four times 16 elements of K.
+// `values`, `scales` and `zeros` are those of consecutive records along K, of which this is number
+// `record`. `thread` is one of 128.
 template <Format kFormat>
 class Record;
 
 template <>
 class Record<Format::kMxFp4> {
  public:
-  static constexpr int kSlotBytes = 128;  // of a record
-  static constexpr int kSlots = 1;        // the most of a record
+  static constexpr int kSlotBytes = 128;  // scales of a record
+  static constexpr int kSlots = 1;        // the most slots of a record
   static constexpr bool kMayHaveZeros = false;
 
   __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales, uint8_t const*,
@@ -88,7 +89,7 @@ class Record<Format::kMxFp4> {
     words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
     uint32_t const e =
         *reinterpret_cast<uint32_t const*>(scales + record * kSlotBytes + thread / 4 * 4);
-    // 2^(e - 127) of both groups, for either column.
+    // The scales 2^(e - 127) of both groups, for each column.
     scales_[0] = (e << 7) & 0x7F807F80;
     scales_[1] = (e >> 1) & 0x7F807F80;
   }
@@ -112,7 +113,8 @@ class Record<Format::kMxFp4> {
 template <>
 class Record<Format::kInt4> {
  public:
-  static constexpr int kSlotBytes = 128;  // scales of a group; its zero points have half of that
+  static constexpr int kSlotBytes =
+      128;  // scales of a group; its zero points have half as many bytes
   static constexpr int kSlots = 2;
   static constexpr bool kMayHaveZeros = true;
 

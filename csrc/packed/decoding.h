@@ -1,7 +1,7 @@
 // The product for groups of more rows. Two consumers decode records from shared memory into
 // registers, which are WGMMA's operand on the M side. Columns of the matrices are on the M side,
-// and rows are on the N side, which is as wide as the tile has rows. Decoding 16 of K overlaps with
-// the products of the 16 before.
+// and rows are on the N side, which is as wide as the tile has rows. Decoding 16 elements of K
+// overlaps with the products of the previous 16.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>
@@ -19,8 +19,9 @@ using sm90::kConsumers;
 using sm90::kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 
-// Two warps of a scheduler wait for each other's instructions more than they issue, so tiles of
-// fewer rows are for two blocks of a multiprocessor.
+// With one thread block on a multiprocessor, each warp scheduler has two warps that decode, and
+// these wait more than they issue. So two thread blocks share a multiprocessor if tiles have few
+// rows.
 template <Format kFormat, bool kHasUp_, int kTileM>
 struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
                                     /*kWholeVectors=*/true> {
@@ -34,7 +35,7 @@ struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*
   static constexpr int kReserve =
       sm90::kSharedMemoryReserve + kTileM * sizeof(int) + kConsumerWarps * sizeof(TurnedRows);
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
-  // A stage is released when the next one is multiplied.
+  // A stage is released only while the next stage is multiplied.
   static_assert(kStages >= 2);
 };
 
@@ -80,7 +81,7 @@ class DecodingMainloop {
   }
 
  private:
-  // The rows of a record's part of K in the first stage.
+  // Returns the operand of the rows for the first record of the first stage.
   template <int kRows>
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;
@@ -105,9 +106,9 @@ class DecodingMainloop {
     gemm(mma, registers, rows(_, _, kStep), products);
   }
 
-  // products = both strips of a consumer times a tile's rows. Registers of products in flight must
-  // not change, so there are two sets: for the previous 16 of K, and for these. `meanwhile` is
-  // called while the last ones are in flight.
+  // Sets products to both strips of a consumer times a tile's rows. Operand registers of products
+  // in flight must not change, so there are two sets: one for the previous 16 elements of K, and
+  // one for the current 16. Calls `meanwhile` while the last products are in flight.
   template <int kRows, class Meanwhile>
   __device__ static __forceinline__ void multiply(Params const& params, int records, Shared& shared,
                                                   sm90::StageIterator<Config::kStages>& stage,
@@ -129,7 +130,7 @@ class DecodingMainloop {
 #pragma unroll 1
     for (; records > 0; records -= Config::kRecords, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      // Rows were written by threads, and WGMMA reads by another way.
+      // Threads wrote the rows, and WGMMA reads them through the async proxy.
       sm90::fence_async_proxy();
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {
@@ -139,10 +140,10 @@ class DecodingMainloop {
         };
         return RecordPair{of_strip(0), of_strip(1)};
       };
-      // Products would wait for a record that is read right before its first step. Two blocks of a
-      // multiprocessor leave no registers to read it earlier, nor do records of 8 bits, which are
-      // twice as long. The last stage may have one record only, and then the other one is read for
-      // nothing.
+      // If the second record were read right before its first step, products would wait for it, so
+      // it is read earlier. There are no registers for this with two thread blocks on a
+      // multiprocessor, or with records of 8 bits, which are twice as long. If the last stage has
+      // only one record, the second is read for nothing.
       constexpr bool kReadsAhead = Config::kBlocks == 1 && bits_of(Config::kFormat) < 8;
       RecordPair const first = read(0);
       RecordPair const second = kReadsAhead ? read(1) : first;
@@ -182,7 +183,7 @@ struct DecodingRoles {
   using Shared = DecodingStorage<Config>;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kBlocks = Config::kBlocks;
-  // Loads know many addresses.
+  // Threads that load keep many addresses in registers.
   static constexpr sm90::Registers kRegisters =
       kBlocks == 1 ? sm90::Registers{72, 216} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
@@ -199,7 +200,7 @@ struct DecodingRoles {
 
   __device__ static void load(Params const& params, Shared& shared, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      // Several tiles of a group read the same records.
+      // If a group has several tiles, all of them read the same records, which should stay in L2.
       bool const once = Config::kBlocks > 1 && work.extent <= Config::kTileM;
       auto const hint = once ? sm90::LoadHint::kEvictFirst : sm90::LoadHint::kNormal;
       load_records<Config>(params, shared, work, stage, static_cast<uint64_t>(hint));
@@ -233,7 +234,8 @@ struct DecodingRoles {
       if constexpr (Config::kTileM == kFewRows) {
         sm90::with_least<16, kFewRows>(rows_of_tile, compute);
       } else {
-        // With 96, groups of a little more than 64 rows take three quarters of the time.
+        // The instance of 96 rows saves a quarter of the time of groups with a little more than 64
+        // rows.
         sm90::with_least<16, 32, 64, 96, Config::kTileM>(rows_of_tile, compute);
       }
     });

@@ -1,4 +1,5 @@
-// Turns sums into results.
+// Turns sums into results like few_rows/epilogue.h, after multiplying them by the scales of
+// columns.
 #pragma once
 
 #include "few_rows/epilogue.h"
@@ -6,7 +7,7 @@
 
 namespace jgg::packed {
 
-// A lane's terms besides a warp's sums of two strips: as few_rows::Terms, and scales of columns.
+// few_rows::Terms of a lane, and the scales of its columns in two strips.
 template <int kBlocks>
 struct Terms : few_rows::Terms<kBlocks> {
   float scale[2][2];
@@ -43,7 +44,7 @@ class Epilogue : protected few_rows::Epilogue<Config> {
   }
 
  protected:
-  // Columns that the result does not have are left as they are.
+  // Reads the scales of a lane's columns, except of columns that the result does not have.
   __device__ void read_scales(float (&scales)[2][2]) const {
     int64_t const before = int64_t(group_) * params_.strips() * kSide;
 #pragma unroll

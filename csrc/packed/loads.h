@@ -1,5 +1,5 @@
-// How operands get to shared memory: records by bulk copies, rows by threads, since the rows of one
-// TMA box cannot come from arbitrary tokens, nor have an arbitrary length.
+// Copies operands to shared memory: records by bulk copies, and rows by threads, because the rows
+// of a TMA box can neither come from arbitrary tokens nor have an arbitrary length.
 #pragma once
 
 #include <cute/arch/copy_sm80.hpp>
@@ -12,8 +12,9 @@ namespace jgg::packed {
 
 using sm90::kRowBytes;
 
-// The stages of all kernels: a few records of two strips, of 64 columns each, and as much of rows.
-// Strips are of gate and of up, or follow each other.
+// The stages of all kernels. A stage has a few records of each strip of 64 columns, and the same
+// elements of K of rows. Strips are of gate and of up alternately, or consecutive strips of one
+// matrix.
 template <Format kFormat_, int kTileM_, int kRecords_, int kStrips_, bool kWholeVectors_ = false>
 struct StageConfig {
   using Element = cutlass::bfloat16_t;
@@ -21,12 +22,12 @@ struct StageConfig {
   static constexpr int kTileM = kTileM_;
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
-  static constexpr bool kWholeVectors = kWholeVectors_;  // rows have no other lengths
-  // What schedules count in. Groups of 128 do not cross it.
+  static constexpr bool kWholeVectors = kWholeVectors_;  // whether rows of x are whole vectors
+  // Schedules count steps of this many records. Groups of 128 elements do not cross a step.
   static constexpr int kStepRecords = 2;
   static constexpr int kTileK = kStepRecords * kSide;
   static constexpr int kCluster = 1;
-  static constexpr int kNextRun = kSide;  // from a column of a thread to that in the next strip
+  static constexpr int kNextRun = kSide;  // between a thread's columns of two strips
   static_assert(kRecords % kStepRecords == 0);
 
   using Of = Record<kFormat>;
@@ -52,7 +53,7 @@ struct StageStorage {
   alignas(8) sm90::Barrier work_empty[sm90::kWorkStages];
 };
 
-// Records along K of a piece of a tile, the first of which is at `first_record`.
+// Return the first record along K of a piece of a tile, and the number of its records.
 template <class Config>
 __device__ int first_record(WorkTile const& work) {
   return work.first_step * Config::kStepRecords;
@@ -73,8 +74,8 @@ __device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, u
 }
 
 // The copies of one lane of the warp that loads: the values, the scales or the zero points of one
-// of a tile's strips. Places are computed once a tile, because a thread that computes them for all
-// copies of every stage takes longer than memory does.
+// of a tile's strips. Each lane computes its addresses once for a tile, because one thread that
+// computed the addresses of all copies of every stage would take longer than memory.
 template <class Config>
 class Copier {
   static constexpr int kSlotBytes = Config::Of::kSlotBytes;
@@ -108,7 +109,7 @@ class Copier {
     stride_ = kind == 0 ? sizeof(shared.values[0]) : sizeof(shared.groups[0]);
   }
 
-  // The bytes of `records` that follow each other, from the first of a group on.
+  // Returns the bytes of `records` consecutive records, the first of which begins a group.
   __device__ int bytes(int records) const {
     return ((2 * records + (1 << shift_) - 1) >> shift_) * unit_;
   }
@@ -126,7 +127,7 @@ class Copier {
   int shift_;    // log2 of the halves of records that share a unit
 };
 
-// By a warp. All strips of a tile's part of K.
+// Loads the records of all strips of a tile. One warp calls this.
 template <class Config, class Shared>
 __device__ void load_records(Params const& params, Shared& shared, WorkTile const& work,
                              sm90::StageIterator<Config::kStages>& stage, uint64_t hint) {
@@ -147,22 +148,23 @@ __device__ void load_records(Params const& params, Shared& shared, WorkTile cons
 constexpr int kRowWarps = 2;
 constexpr int kRowThreads = kRowWarps * kWarpSize;
 
-// By each of the threads that bring rows. A row's 128 bytes of a record are eight pieces, swizzled
-// as WGMMA and ldmatrix want them. Rows that a tile does not have are left as they are, and only
-// reach rows of the result that are not stored. `order` as `Product::pair` takes it.
+// Loads the rows of a tile. Each thread that brings rows calls this. A row's 128 bytes of a record
+// are eight vectors of 16 bytes, swizzled for WGMMA and ldmatrix. Places of rows that the tile does
+// not have keep old data, which only reaches rows of the result that are not stored. `order` is
+// that of `Product::pair`.
 template <class Config, class Shared>
 __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& work,
                           sm90::StageIterator<Config::kStages>& stage, int const* order) {
   constexpr int kPieces = kRowBytes / 16, kElements = 16 / sizeof(typename Config::Element);
   constexpr int kRowsAtOnce = kRowThreads / kPieces, kOwn = Config::kTileM / kRowsAtOnce;
-  constexpr int kBranches = kOwn < 4 ? kOwn : 4;  // rows that are read, or zeros, together
+  constexpr int kBranches = kOwn < 4 ? kOwn : 4;  // rows copied without a branch between them
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
   if (records <= 0) return;
   int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
   int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
   bool in_vectors = params.k % kElements == 0;
   if constexpr (Config::kWholeVectors) in_vectors = true;
-  // All threads of the warp that reads rows know whose rows are in shared memory.
+  // The threads of a warp find the tokens of its rows together, and keep them in shared memory.
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {
     int const row = own + i * kRowsAtOnce;
@@ -172,8 +174,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
     shared.tokens[row] = token < static_cast<unsigned>(params.tokens) ? int(token) : -1;
   }
   __syncwarp();
-  // Where a thread's rows are, in vectors: x has at most 2^32 of them. Worked out once a tile,
-  // since two warps issue 16 KB of copies in the time of 64 of K.
+  // The offsets of a thread's rows in x are in vectors, of which x has at most 2^32. They are
+  // computed once for a tile, because two warps have to issue 16 KB of copies in the time of 64
+  // elements of K.
   uint32_t from[kOwn], exist = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -211,8 +214,8 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
         uint32_t words[4] = {};
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
-          // Not __ldg: the kernel before this one may still have been writing x when this one
-          // began.
+          // __ldg is not allowed, because the previous kernel may still have been writing x when
+          // this kernel began.
           uint32_t const bits = token >= 0 && k + e < params.k ? x[e] : 0;
           words[e / 2] |= bits << e % 2 * 16;
         }
@@ -226,7 +229,7 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
       shared.full[stage.stage].arrive();
     }
   }
-  __syncwarp();  // before tokens of the next tile
+  __syncwarp();  // before `tokens` gets those of the next tile
 }
 
 }  // namespace jgg::packed

@@ -1,4 +1,5 @@
-// The interface of the products of 16-bit rows and packed matrices of 4 or 8 bits. No CUTLASS here.
+// The interface of the products of 16-bit rows and packed matrices of 4 or 8 bits. This header does
+// not include CUTLASS.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +14,7 @@ namespace jgg::packed {
 // where.
 enum class Format : int { kMxFp4, kInt4, kInt8 };
 
-// A record: 64 columns and 64 of K.
+// A record has 64 columns by 64 elements of K.
 constexpr int kSide = 64;
 
 constexpr int bits_of(Format format) { return format == Format::kInt8 ? 8 : 4; }
@@ -32,33 +33,34 @@ struct Matrices {
   float const* channel_scales = nullptr;
 };
 
-// Rows of a tile of the kernel for more rows.
+// The rows of a tile in decoded_dot().
 constexpr int kFewRows = 32;
 constexpr int kManyRows = 128;
 
-// As of mlp::GatedArguments, whose matrices are not used: these are instead.
+// The matrices of `product` are not used. `gate` and `up` replace them.
 struct Arguments {
   mlp::GatedArguments product;
   Format format;
-  int group_size;  // along K, of elements that share a scale; of int4 32, 64 or 128
+  int group_size;  // int4: 32, 64 or 128 elements along K share a scale
   Matrices gate;
-  Matrices up;  // without values if there are none
-  int tile_m;   // of the kernel for more rows: kFewRows, not of int8, or kManyRows
-  // Partial sums of the kernel for few rows.
+  Matrices up;  // `values` are null if there is no up
+  int tile_m;   // of decoded_dot(): kManyRows or, except for int8, kFewRows
+  // Receives the partial sums of streamed_dot().
   void* workspace;
   int64_t workspace_bytes;
 };
 
-// Partial sums of one thread block of the kernel for few rows.
+// The bytes of workspace that a thread block of streamed_dot() needs for its partial sums and their
+// announcement.
 constexpr int64_t kPartialBytes = 16 * 128 * sizeof(float) + sizeof(uint32_t);
 
-// Reads matrices as fast as memory gives them: for groups of up to 16 rows. Any k, any n.
+// For groups of up to 16 rows. Reads matrices as fast as memory delivers them. Takes any k and n.
 cudaError_t streamed_dot(Arguments const& arguments, cudaStream_t stream);
 
 // For groups of more rows. k is a multiple of 8.
 cudaError_t decoded_dot(Arguments const& arguments, cudaStream_t stream);
 
-// matrices -> out [matrices, k, n] of bfloat16.
+// Unpacks matrices to out [matrices, k, n] of bfloat16.
 struct UnpackArguments {
   Format format;
   int group_size;

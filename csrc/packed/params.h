@@ -15,7 +15,7 @@ struct Params : few_rows::Product {
   float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
   uint32_t* announcements;  // [blocks]
 
-  // Records of a matrix along either dimension.
+  // Return the number of records of a matrix along n and along k.
   __device__ int strips() const { return (n + kSide - 1) / kSide; }
   __device__ int records() const { return (k + kSide - 1) / kSide; }
 };

@@ -1,5 +1,6 @@
-// From the sums of many rows to results, 16 rows at a time, so that what is computed of them is in
-// the kernel once. A warp turns its 16 columns of those rows by itself: no warp waits for others.
+// Turns the sums of many rows into results, 16 rows at a time, so that the kernel has the code for
+// them only once. Each warp transposes its 16 columns of these rows by itself, so that no warp
+// waits for others.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -10,35 +11,36 @@ namespace jgg::packed {
 
 constexpr int kTurnedRows = 16;
 
-// A warp's results, two halves of 16 bytes for each row. Rows 4 to 7 of 8 have their halves
-// exchanged, so that writing a fragment meets every bank once.
+// Two buffers for a warp's results, with two halves of 16 bytes for each row. In rows 4 to 7 of
+// every 8, the halves are exchanged, so that writing a fragment uses every bank once.
 struct TurnedRows {
   alignas(128) uint8_t of[2][kTurnedRows][2 * few_rows::kMmaColumns];
 };
 
-// Stores the sums of a consumer's two strips, of which each warp has 16 columns. In the result the
-// first strip's begin at column `first` of the tile and, if both strips are of one matrix, those of
-// the second one kNextRun further on. The order of arithmetic is that of few_rows/epilogue.h.
+// Stores the sums of a consumer's two strips. Each warp has 16 columns of each strip. In the
+// result, its columns of the first strip begin at column `first` of the tile. If both strips are of
+// one matrix, its columns of the second strip begin kNextRun further on. The order of arithmetic is
+// that of few_rows/epilogue.h.
 template <class Config>
 class RowsEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;
   static constexpr int kBlocks = kTurnedRows / few_rows::kMmaRows;
-  // Of two blocks, each with two runs of eight columns: pairs of rows in a register, as stmatrix
-  // takes them.
+  // The results of two blocks of rows by two runs of eight columns. A register has a pair of rows,
+  // as stmatrix needs it.
   using Words = uint32_t[2 * kBlocks];
 
  public:
   __device__ RowsEpilogue(Params const& params, WorkTile const& work, TurnedRows& turned, int first)
       : Base(params, work, first, nullptr), turned_(turned) {}
 
-  // Asks for all that rows have in common, and for the weights of the first ones.
+  // Loads what all rows share, and the weights of the first 16 rows.
   __device__ void read() {
     this->read_biases(bias_);
     if constexpr (Base::kHasScales) this->read_scales(scale_);
     weight_ = weight_of(lane() % kTurnedRows);
   }
 
-  // `sum(strip, i)` is a thread's sum i of a strip, as WGMMA leaves them: see few_rows::Sums.
+  // `sum(strip, i)` is a thread's sum i of a strip, in WGMMA's order (see few_rows::Sums).
   template <int kAllBlocks, class Sum>
   __device__ void store(Sum const& sum) {
     int const rows = min(this->rows(), Config::kTileM);
@@ -47,7 +49,7 @@ class RowsEpilogue : Epilogue<Config> {
       few_rows::Sums<kBlocks> sums;
       pick<0, kAllBlocks>(first / few_rows::kMmaRows, sum, sums);
       float const weight = weight_;
-      // Asked for early: they come from far.
+      // The next weights are loaded early, because they come from global memory.
       if (first + kTurnedRows < rows)
         weight_ = weight_of(first + kTurnedRows + lane() % kTurnedRows);
       store_rows(first, min(rows - first, kTurnedRows), sums, weight);
@@ -55,13 +57,14 @@ class RowsEpilogue : Epilogue<Config> {
   }
 
  private:
-  // kActivates is a constant where both matrices have a strip: without branches between them, all
-  // activations of 16 rows overlap.
+  // Returns whether there is an activation. This is a constant if both matrices have a strip,
+  // because without branches between them, all activations of 16 rows overlap.
   __device__ bool activates() const { return Config::kHasUp || this->params().has_activation; }
 
-  // Copies the sums of the rows from `block` on, one of kCount from kFirst. Branches find them: to
-  // select each sum among those of all rows takes eight times as many instructions. `volatile`
-  // keeps the compiler from turning branches into selections.
+  // Copies the sums of the rows from `block` on, which is one of kCount blocks from kFirst on.
+  // Branches find the block, because selecting each sum among the sums of all rows takes eight
+  // times as many instructions. `volatile` keeps the compiler from turning branches into
+  // selections.
   template <int kFirst, int kCount, class Sum>
   __device__ static void pick(int block, Sum const& sum, few_rows::Sums<kBlocks>& sums) {
     if constexpr (kCount == kBlocks) {
@@ -90,7 +93,7 @@ class RowsEpilogue : Epilogue<Config> {
                : 0.0f;
   }
 
-  // Lane i has the weight of row i.
+  // Stores up to 16 rows. Lane i has the weight of row i.
   __device__ void store_rows(int first, int rows, few_rows::Sums<kBlocks> const& sums,
                              float weight) {
     auto const& params = this->params();
@@ -165,15 +168,15 @@ class RowsEpilogue : Epilogue<Config> {
     return row * 2 * few_rows::kMmaColumns + (half ^ row / 4 % 2) * 16;
   }
 
-  // A warp's columns of `strip` of up to 16 rows. Two buffers take turns, so that one may be
-  // written while lanes still read the other.
+  // Writes a warp's columns of `strip` of up to 16 rows. Calls alternate between two buffers, so
+  // that one may be written while lanes still read the other.
   __device__ void write(void* result, int strip, int first, int rows, Words const& words) {
     constexpr int kElements = 16 / sizeof(typename Config::Element);
     uint8_t* const buffer = turned_.of[buffer_][0];
     buffer_ ^= 1;
     int const line = lane() % 8 + lane() / 16 * 8;
     auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
-    __syncwarp();  // lanes may leave the last call one by one
+    __syncwarp();  // lanes may have left the last call at different times
     cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], to);
     __syncwarp();
     int const row = lane() / 2, n = this->params().n;

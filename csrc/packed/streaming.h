@@ -1,9 +1,9 @@
-// The product for groups of few rows, whose time is the time to read the matrices. A thread copies
+// The product for groups of few rows, which takes as long as reading the matrices. A warp copies
 // records, and two warps bring rows. Two teams of four warps take records in turn, decode them, and
 // multiply with `mma.sync`, which takes 16 columns by 8 rows.
 //
 // All units are cut along K into equal shares. Without cuts, one multiprocessor in three would be
-// idle if a token goes to four experts. There are few partial sums.
+// idle if a token goes to four experts. The cuts cause few partial sums.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>
@@ -22,7 +22,8 @@ constexpr int kTeamWarps = 4;
 constexpr int kTeamThreads = kTeamWarps * kWarpSize;
 constexpr int kStreamingBlocks = 2;  // of a multiprocessor
 
-// Named barriers: of both teams, whose sums meet in shared memory, and of the first team alone.
+// Named barriers. The first two are for both teams, whose sums are added in shared memory. The last
+// is for the first team alone.
 enum TeamBarrier : int { kSumsThere = 1, kSumsTaken = 2, kFirstTeam = 3 };
 
 // A tile has two strips, of one matrix or of gate and up, as `few_rows::has_up` says.
@@ -63,8 +64,8 @@ __device__ __forceinline__ void multiply_step(Record const& record,
   }
 }
 
-// Adds a team's part of the product with the first kBlocks eights of rows. Calls `before_last()`
-// when all but the last stage is done.
+// Adds a team's part of the product with the first 8 * kBlocks rows to `sums`. Calls
+// `before_last()` before the last stage.
 template <class Config, int kBlocks, class BeforeLast>
 __device__ __forceinline__ void multiply(Params const& params, StreamingStorage<Config>& shared,
                                          int records, int team,
@@ -109,7 +110,8 @@ __device__ __forceinline__ void multiply(Params const& params, StreamingStorage<
   }
 }
 
-// The sums of a block of the first team on their way to another block, as in fixup/partial_sums.h.
+// Passes the sums of a thread block's first team to another thread block, as in
+// fixup/partial_sums.h.
 template <class Config>
 class Partials {
  public:
@@ -125,7 +127,7 @@ class Partials {
     if (threadIdx.x % kTeamThreads == 0) sm90::announce(to, params_.announcements + slot);
   }
 
-  // Waits until the sums of so many slots are there. By one thread.
+  // Waits for the sums of `count` slots from `slot` on. One thread calls this.
   __device__ void await(int slot, int count) const {
     for (int i = slot; i < slot + count; ++i) sm90::await(sums_of(i), params_.announcements + i);
   }
@@ -164,7 +166,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   using Partials = packed::Partials<Config>;
   int const thread = threadIdx.x % kTeamThreads;
   bool const stores = team == 0 && work.partials != kHandsOver;
-  // Made where it is used: its columns would take registers from the product.
+  // The epilogue is made where it is used, because its columns would take registers from the
+  // product.
   auto const epilogue = [&] {
     return Epilogue<Config>(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns,
                             shared.sorted.order);
@@ -172,8 +175,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   Partials const partials(params);
   few_rows::Sums<kBlocks> sums = {}, next = {};
   Terms<kBlocks> terms;
-  // While matrices stream, memory takes a microsecond and more to answer, so what the end of a tile
-  // needs is asked for before its last stage. Registers are too few for that with more sums.
+  // While matrices stream, a load takes a microsecond or more. So loads for the end of a tile are
+  // issued before its last stage. With more sums, there are too few registers for this.
   constexpr bool kEarly = kBlocks == 1;
   multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums,
                             [&] {
@@ -198,7 +201,7 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   sm90::arrive_named(kBoth, kSumsTaken);
 
   if (!stores) return partials.template hand_over<kBlocks>(work.slot, sums);
-  // Always in the order of K, so that the result is the same every time.
+  // Sums are always added in the order of K, so that the result is the same every time.
   if constexpr (kEarly) {
     Partials::template each<kBlocks>(
         [&](int, int strip, int block, int e) { sums[strip][block][e] += next[strip][block][e]; });
@@ -215,7 +218,7 @@ struct StreamingRoles {
   using Config = Config_;
   using Params = packed::Params;
   using Shared = StreamingStorage<Config>;
-  static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
+  static constexpr sm90::Registers kRegisters{};  // as launched, for two thread blocks
   static constexpr int kThreads = (2 + kRowWarps + kTeams * kTeamWarps) * kWarpSize;
   static constexpr int kBlocks = kStreamingBlocks;
   static_assert(sizeof(Shared) <= few_rows::kSharedMemory);
@@ -249,8 +252,9 @@ struct StreamingRoles {
     sm90::schedule_pieces<Config>(schedule_of, shared, rank);
   }
 
-  // A warp that brings rows is ahead of those that multiply, so they need not wait for another
-  // block's sums as well. A block adds some in its last tile that has a product, and in no other.
+  // The first warp also waits for the partial sums of other thread blocks, because it runs ahead of
+  // the warps that multiply. A thread block adds partial sums only in its last tile that has a
+  // product.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
     if (warp == 1) few_rows::sort_pairs(params, shared.sorted);
     sm90::await_previous();
@@ -268,7 +272,7 @@ struct StreamingRoles {
 
   __device__ static void consume(Params const& params, Shared& shared, int team) {
     constexpr int kBoth = kTeams * kTeamThreads;
-    // Room for the second team's first sums.
+    // Lets the second team write its first sums.
     if (team == 0) sm90::arrive_named(kBoth, kSumsTaken);
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {

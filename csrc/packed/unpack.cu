@@ -1,5 +1,5 @@
-// Unpacks matrices to arrays of bfloat16. Each block loads a few records of a strip that follow
-// each other along K, all at once, and transposes them in shared memory.
+// Unpacks matrices to arrays of bfloat16. Each block loads a few consecutive records of a strip
+// along K, all at once, and transposes them in shared memory.
 #include <cutlass/numeric_types.h>
 
 #include <cute/arch/copy_sm90.hpp>
@@ -22,10 +22,10 @@ struct UnpackParams {
   uint16_t* out;
   int k;
   int n;
-  TileGrid grid;  // of kRecords records of a strip. 2^31 of them would be 4 TB or more
+  TileGrid grid;  // tiles are kRecords records of a strip; 2^31 tiles would be 4 TB or more
 };
 
-// Two numbers of a column times its scale, rounded.
+// Returns two numbers of a column times its scale, rounded.
 __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale) {
   float const low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000);
   uint32_t both;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < 2; ++i) channel[i] = __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
   }
 
-  // Lane l gives the address of line l % 8 of a fragment of 8 columns and 8 of K.
+  // Lane l gives the address of line l % 8 of a fragment of 8 columns by 8 elements of K.
   auto const write = [&](int record, int step, Fragment const& a) {
     int const k = step * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
     Fragment b;
