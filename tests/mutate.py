@@ -50,6 +50,9 @@ OTHER = {
 }  # fmt: skip
 
 
+CHECKS = "strict", "frozen", "total"  # keywords that make no difference to correct code
+
+
 @dataclass(frozen=True)
 class Change:
     """Bytes of a source that others replace."""
@@ -77,7 +80,9 @@ def changes(source: bytes) -> list[Change]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that are executed: no annotations, and no text."""
+    """Nodes that are executed: no annotations, no text, and no checks of our own code."""
+    if isinstance(node, ast.keyword) and node.arg in CHECKS:
+        return
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns") or isinstance(node, ast.JoinedStr):
