@@ -1,9 +1,9 @@
-"""Weight gradients added to float32 accumulators, by the kernel and by XLA.
+"""Measures weight gradients that the kernel or XLA adds to float32 accumulators.
 
 python -m benchmarks.accumulate --shapes main --output benchmarks/results/accumulate.json
 
-`ours` adds in place; `ours_then_add` computes the product and has XLA add it, to an accumulator
-that is donated too; `ours_product` is the product alone, into float32.
+`ours` adds in place. `ours_then_add` computes the product, which XLA adds to a donated accumulator.
+`ours_product` is the product alone, in float32.
 """
 
 import argparse
@@ -29,12 +29,12 @@ class AddingPeer(JaxPeer):
 
     def prepare(self, problem, start, *operands):
         call = InPlaceCall(self.function, jnp.copy(start), *operands)
-        call.first = call.state + 0  # a copy: the sum is given away
+        call.first = call.state + 0  # a copy, because the next call overwrites the sum
         return call
 
 
 def peers(problem: Problem) -> list[Peer]:
-    """The kernel that adds, and the product with and without XLA's addition."""
+    """Returns the kernel that adds, and the product with and without XLA's addition."""
     implementation = pinned_implementation()
     alone = product(problem, implementation)
     in_place = functools.partial(jgg.ragged_dot_accumulate, implementation=implementation)

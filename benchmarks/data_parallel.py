@@ -1,13 +1,13 @@
-"""The gain of several GPUs by `jax.jit` alone: batches and stacks are split, nothing else is said.
+"""Measures the gain of several GPUs under `jax.jit`, if batches and stacks of matrices are split.
 
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 
-A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
-compiled with `moe.data_parallel_compiler_options`; Muon's update of as many matrices a GPU; and
-`optim.orthogonalize` of matrices that are split inside, which travel to be whole on one GPU each.
-"one" is one GPU with its share, "ours" all N of them. A ratio is the work of all over the work of
-one in the same time: N is perfect. "einsum" is the same iteration on the split matrices,
-as XLA partitions it. Times are the host's, of a queue of calls; all take turns.
+`training` is a step of the demo's model with `--batch` sequences per GPU, and parameters whole on
+each GPU. `muon` is an update of a stack of matrices per GPU. `split` is `optim.orthogonalize` of
+matrices whose columns are split, each of which is gathered on one GPU. "one" is one GPU with its
+share, "ours" is all N GPUs. A speedup is the work of all GPUs over that of one in the same time; N
+is perfect. "einsum" is the same iteration as XLA partitions it. Times are wall times of queues of
+calls, which alternate.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from jax_grouped_gemm.demo.train import adamw, make_train_step
 
 QUEUE = 4
 TINY_STACK = 8, 32, 48
-# Matrices a GPU.
+# Number and sizes of the matrices of each GPU.
 SPLIT = {
     "12x4096x14336": (12, 4096, 14336),
     "48x2048x7168": (48, 2048, 7168),
@@ -48,7 +48,7 @@ SPLIT = {
 def training(
     devices: int, preset_name: str, batch: int, seed: int, xla_defaults: bool = False
 ) -> Callable[[], object]:
-    """A call is a step of the demo's model, with that many sequences a device."""
+    """Returns a function that takes a step of the demo's model, with `batch` sequences a device."""
     preset = PRESETS[preset_name]
     model = LanguageModel(preset.model, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, adamw(preset, preset.steps), wrt=nnx.Param)
@@ -75,7 +75,7 @@ def training(
 
 
 def muon(devices: int, stack: tuple[int, int, int], seed: int) -> Callable[[], object]:
-    """A call is an update of a stack, of that many matrices a device."""
+    """Returns a function that updates a stack of matrices on each device."""
     count, *matrix = stack
     split = NamedSharding(mesh_of(devices), P(AXIS))
     shape = count * devices, *matrix
@@ -93,7 +93,7 @@ def muon(devices: int, stack: tuple[int, int, int], seed: int) -> Callable[[], o
 def orthogonalization(
     devices: int, stack: tuple[int, int, int], seed: int, plain: bool = False
 ) -> Callable[[], object]:
-    """A call orthogonalises that many matrices a device, which are split along their columns."""
+    """Returns a function that orthogonalises matrices that are split along their columns."""
     count, *matrix = stack
     split = NamedSharding(mesh_of(devices), P(None, None, AXIS))
     shape = count * devices, *matrix
@@ -113,7 +113,7 @@ def orthogonalization(
 
 
 def measure(calls: Mapping[str, Callable[[], object]], devices: int, rounds: int) -> dict:
-    """Microseconds of a call of one device and of all, taking turns."""
+    """Returns the record of calls that alternate: "one", "ours" and perhaps "einsum"."""
     us: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -135,7 +135,7 @@ def measure(calls: Mapping[str, Callable[[], object]], devices: int, rounds: int
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--devices", type=int, help="by default all that there are")
+    add("--devices", type=int, help="default: all")
     add("--preset", default="h200", choices=PRESETS)
     add("--batch", type=int, default=8, help="sequences a GPU")
     add("--xla-defaults", action="store_true", help="no moe.data_parallel_compiler_options")

@@ -1,22 +1,21 @@
-"""Mixture-of-experts layers whose experts are divided among the GPUs of one host.
+"""Measures mixture-of-experts layers whose experts are divided among the GPUs of one host.
 
 python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
 
-`ours` is `moe.expert_parallel_mlp` as it chooses by itself; its other strategies have names of
-their own. All are compiled with `moe.expert_parallel_compiler_options`, so that copy engines send
-what a ppermute sends, except those named after NCCL. `apart` has
-gradients of tokens travel before the weights' gradients, not beside them. `naive` gathers all
-tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
-sums: MaxText's "ring of experts" with our products. `local` is one GPU's share of the layer without
-any communication: T tokens and E/N experts. A fraction is the time of `local` over that of a
-strategy. Backward passes start from the forward pass's result, so that nothing of them can be done
-before. `links` are the layer's collectives by themselves.
+`ours` is `moe.expert_parallel_mlp` with its own choices. Other names are other strategies. All are
+compiled with `moe.expert_parallel_compiler_options`, so that copy engines send ppermutes, except
+those named after NCCL. `apart` sends gradients of tokens before it computes gradients of weights,
+and not meanwhile. `naive` gathers all tokens, runs `ragged_mlp` over the rows of all experts with a
+group offset, and scatters the sums, as MaxText's "ring of experts" does. `local` is one GPU's share
+of the layer without communication: T tokens and E/N experts. A fraction is the time of `local` over
+that of a strategy. Backward passes start from the forward pass's result, so that they cannot begin
+earlier. `links` are the layer's collectives alone.
 
-With `--layer T,D,F,E,K`, which may be given several times, it measures a step of that layer in each
-way that `moe.expert_parallel_mlp` could choose (T tokens a GPU), and what it does choose: how far
-that is from the fastest. `--layers auto` stands for the layers above and six more.
+Each `--layer T,D,F,E,K` (T tokens per GPU) measures a step of a layer in each way that
+`moe.expert_parallel_mlp` could choose, and compares its choice with the fastest way.
+`--layers auto` means the default layers and six others.
 
-Times are wall times of a queue of calls, by the host's clock.
+Times are wall times of queues of calls.
 """
 
 import argparse
@@ -28,7 +27,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-# Multicast memory is not everybody's to use on a shared host.
+# On a shared host, not everybody may use multicast memory.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 import jax  # noqa: E402
@@ -74,21 +73,21 @@ LAYERS = {
         Layer("mixtral", 4096, 4096, 14336, 8, 2),
     )
 }
-"""Tokens are those of one GPU."""
+"""Layers by name, with the tokens of one GPU."""
 
 UNTUNED = tuple(
     Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
     for t, d, f, e, k in (
         (8192, 2048, 512, 512, 10),
         (8192, 2880, 2880, 32, 4),
-        # Drawn at random, of those whose step takes two GPUs milliseconds.
+        # Drawn at random among layers whose step takes two GPUs milliseconds.
         (2048, 6400, 2752, 32, 3),
         (16384, 4224, 576, 112, 3),
         (16384, 3200, 896, 56, 4),
         (4096, 3584, 3712, 8, 3),
     )
 )
-"""Layers that nobody tuned anything for."""
+"""Layers for which nothing was tuned."""
 
 TINY = Layer("tiny", 48, 64, 32, 8, 2)
 OPS = (FORWARD, STEP)
@@ -104,7 +103,7 @@ def _random_operands(problem_shape, devices, key):
     weights /= weights.sum(axis=1, keepdims=True)
 
     def normal(key, *shape, scale):
-        # Uniform numbers of that variance take a tenth of the time to make.
+        # Uniform numbers of the same variance take a tenth of the time to draw.
         bound = scale * 3**0.5
         return jax.random.uniform(key, shape, jnp.bfloat16, -bound, bound)
 
@@ -119,20 +118,20 @@ def _random_operands(problem_shape, devices, key):
 
 
 def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
-    """x, experts, weights, wi_0, wi_1 and wo, split over the devices; every choice is as likely."""
+    """Returns x, experts (uniformly drawn), weights, wi_0, wi_1 and wo, split over the devices."""
     made = _random_operands(_numbers(layer), devices, jax.random.key(seed))
     return jax.device_put(made, NamedSharding(mesh_of(devices), SPLIT))
 
 
 def max_over_mean(experts: jax.Array, problem: Problem) -> float:
-    """Rows of the busiest device over their mean."""
+    """Returns the rows of the busiest device over the mean."""
     owner = np.asarray(experts).reshape(-1) // (problem.layer.experts // problem.devices)
     rows = np.bincount(owner, minlength=problem.devices)
     return float(rows.max() / rows.mean())
 
 
 def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Workload:
-    """A layer, judged against the naive path."""
+    """Returns the workload of a layer, whose results are compared with those of `naive`."""
     layer = problem.layer
     expected = jax.jit(result_and_gradients(naive(problem), problem.op))(*operands)
 
@@ -177,7 +176,7 @@ def _compiler_options(devices: int) -> dict[str, str]:
 
 
 def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
-    """Microseconds and GB/s of every collective, of the tokens of the layer."""
+    """Returns microseconds and GB/s of every collective for the tokens of the layer."""
     mesh = mesh_of(devices)
     tokens = jnp.zeros((layer.tokens * devices, layer.embed), jnp.bfloat16)
     partial_sums = jnp.zeros((layer.tokens * devices**2, layer.embed), jnp.bfloat16)
@@ -196,7 +195,7 @@ def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
 
 
 def fractions(record: Mapping) -> dict[str, float]:
-    """Time of the layer without communication over that of every strategy, medians over rounds."""
+    """Returns the time of `local` over that of every strategy, medians over the rounds."""
     alone = record["peers"].get("local", {}).get("us")
     if not alone:
         return {}
@@ -226,7 +225,7 @@ def texts(results: Mapping) -> list[str]:
             rows.append([record["case"], name, *cells])
         if choice := record.get("choice"):
             lines.append(
-                f"{record['case']}: it chose {choice['chosen_like']}, "
+                f"{record['case']}: the layer chose {choice['chosen_like']}, "
                 f"{choice['over_fastest']:.3f} times the fastest, {choice['fastest']}"
             )
         for name, link in record.get("links", {}).items():
@@ -235,7 +234,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 def choices(record: Mapping) -> dict[str, float | str]:
-    """The way that the layer chose, the fastest way, and the difference."""
+    """Returns the way that the layer chose, the fastest way, and the ratio of their times."""
     medians = {
         name: peer["median_us"] for name, peer in record["peers"].items() if "median_us" in peer
     }
@@ -261,9 +260,9 @@ def _layer(text: str) -> Layer:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", [*LAYERS, "auto"], list(LAYERS))
     parser.add_argument("--layer", action="append", type=_layer, metavar="T,D,F,E,K")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that compile")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="compiling threads")
     add_choices(parser, "--ops", OPS)
-    parser.add_argument("--devices", type=int, help="by default all that there are")
+    parser.add_argument("--devices", type=int, help="default: all")
     add_choices(parser, "--strategies", STRATEGIES)
     others = [peer.name for peer in peers() if peer.name not in STRATEGIES]
     parser.add_argument("--peers", nargs="*", default=others, choices=others, metavar="NAME")
@@ -282,7 +281,7 @@ def complete(options: argparse.Namespace) -> None:
     options.devices = options.devices or len(jax.devices())
     if options.devices > len(jax.devices()):
         raise ValueError(f"--devices: there are {len(jax.devices())}, got {options.devices}")
-    # Kernels of several GPUs overlap, and a sum of their times says nothing.
+    # Measure wall time, because kernels of several GPUs overlap.
     options.recorder, options.no_host = "clock", True
 
 
@@ -321,14 +320,14 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 def _chosen(shape: Shape) -> str:
-    """The name of the way that the layer chooses."""
+    """Returns the name of the way that the layer chooses."""
     chosen = choose(shape)
     options = {name: getattr(chosen, name) for name in ("strategy", "combine", "overlap", "save")}
     return next(n for n, way in WAYS.items() if all(options[o] == x for o, x in way.items()))
 
 
 def _compile_before(compared, problems, workers: int) -> None:
-    """Compiles everything at once: XLA does that without Python's lock."""
+    """Compiles all programs in parallel, because XLA compiles without Python's lock."""
     with ThreadPoolExecutor(workers) as pool:
         for problem in problems:
             split = NamedSharding(mesh_of(problem.devices), SPLIT)

@@ -1,19 +1,19 @@
-"""Fits when plans fall back to XLA, or recipes to bf16, to measured pairs of times.
+"""Fits to measured times when plans fall back to XLA, or recipes to bf16.
 
 python -m benchmarks.fit                            # fits to the pairs, writes the coefficients
-python -m benchmarks.fit --check                    # says what they choose, writes nothing
-python -m benchmarks.fit --add never_slower.json    # takes the pairs of a new record first
+python -m benchmarks.fit --check                    # reports present choices, writes nothing
+python -m benchmarks.fit --add never_slower.json    # adds the pairs of a new record first
 
 `benchmarks/results/xla_pairs.csv` has a line for each case of `benchmarks.never_slower`: the card,
-the operation, the sizes, the times of the kernel, of XLA's product and of what stock JAX offers
-instead, in microseconds, and which of the first two the plan took when they were measured. Stock
-JAX stands in where XLA's product was not measured. Sizes are groups, rows of a group, k and n; of a
-list m, k and n of each product; of symmetric updates g, n and k; of layers T, D, F, experts and
-experts a token. For recipes the two times are FP8's and bf16's. Large cases of other
-benchmarks, which measure the kernel alone, keep the fit from a wrong slope; sums leave them out.
+the operation, the sizes, the microseconds of the kernel, of XLA's product and of stock JAX, and
+whether the plan took the kernel or XLA in that record. If XLA's product was not measured, stock
+JAX's time replaces it. Sizes are groups, rows of a group, k and n; for lists m, k and n of each
+product; for symmetric updates g, n and k; for layers T, D, F, E and K. For recipes, the two times
+are those of FP8 and bf16. Large cases of other benchmarks, which measure the kernel alone, prevent
+a wrong slope; sums leave them out.
 
-A line is printed for each kind of problem: the cases, how many of them XLA computes, and the sums
-of the times of what plans took when they were measured, of what they take now, and of the faster.
+It prints for each kind of problem the number of cases, the number that XLA computes, and the sums
+of times as plans chose in the records ("taken"), as they choose now, and of the faster times.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from jax_grouped_gemm._src.ragged.whole import xla_work
 
 PAIRS = Path(__file__).parent / "results" / "xla_pairs.csv"
 STOCK = ("stock", "tril(A@A.T)", "P + P.T")
-STOCK_OF_LISTS = ("cublas_loop",)  # which for ragged products needs the sizes on the host
+STOCK_OF_LISTS = ("cublas_loop",)  # for lists only, because it needs the sizes on the host
 MARGINS = np.arange(0.7, 1.1001, 0.025)
 # The names of layers and matmuls with recipes in the records of `moe` and `fp8`.
 LAYERS = {benchmark: op for op, benchmark in recipes.LAYERS.items()}
 OF_RECIPES = LAYERS | {"fp8_step": "recipe_dot_step"}
-UNMEASURED = 2.0  # XLA's time by the kernel's, where nothing tells
+UNMEASURED = 2.0  # XLA's time over the kernel's, if neither XLA nor stock JAX was measured
 ROUNDS, LEAST_RESIDUAL = 20, 0.05
-# Between relative errors, of which every case counts as much, and those that sums of times have.
+# The weight of a case is its time to this power. With 0 all cases count equally.
 POWER = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A line of the file; a time is None where it was not measured."""
+    """A line of the file. A time is None if it was not measured."""
 
     card: str
     op: str
@@ -88,7 +88,7 @@ def write(pairs: Iterable[Pair], path: Path = PAIRS) -> None:
 
 
 def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
-    """The pairs of a record of `never_slower`, or of kernels of the same operations alone."""
+    """Returns the pairs of a record of `never_slower`, or of another benchmark's kernels."""
     found = []
     for case in record["cases"]:
         times = {n: p["median_us"] for n, p in case["peers"].items() if p["status"] == "measured"}
@@ -109,7 +109,7 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
 
 
 def op_of(case: Mapping[str, Any]) -> str | None:
-    """The operation of `never_slower` that a case of any benchmark is, None if it is none."""
+    """Returns the operation of `never_slower` of a case of any benchmark, None if it has none."""
     found = case["op"], case["dtype"], case.get("precision") or "default"
     for op, (name, *types) in shapes.RAGGED.items():
         if found in ((op, *types), (name, *types)):
@@ -118,7 +118,7 @@ def op_of(case: Mapping[str, Any]) -> str | None:
 
 
 def recipe_pairs(device: str, case: Mapping[str, Any], times: Mapping[str, float]) -> list[Pair]:
-    """The pairs of layers and steps whose recipes quantise weights in the call."""
+    """Returns the pairs of layers and steps whose recipes quantise weights in the call."""
     op, sizes = OF_RECIPES[case["op"]], sizes_of(case["shape"])
     if op == "recipe_dot_step":
         fp8 = {"blockwise": "ours", "blockwise_bf16_wgrad": "ours_bf16_wgrad"}
@@ -195,7 +195,7 @@ class Case:
 
 
 def fitted(terms: Sequence[Mapping[str, float]], microseconds: Sequence[float]) -> dict[str, float]:
-    """Coefficients, none of them negative, with the least sum of weighted relative errors."""
+    """Returns non-negative coefficients with the least sum of weighted relative errors."""
     times = np.array(microseconds)
     rows = np.array([list(each.values()) for each in terms]) / times[:, None] * 1e6
     residuals = np.ones(len(rows))
@@ -222,8 +222,8 @@ def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
 
 
 def sums(found: Sequence[Case], factors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """For each kind: how many cases, how many that XLA computes, and sums of times: what was taken
-    when they were measured, what is taken now, and the best."""
+    """Returns, by kind, the number of cases, of those that XLA computes, and sums of the times that
+    were taken in the records, that are taken now, and that are best."""
     rows: dict[str, np.ndarray] = {}
     for case in found:
         times = case.pair.kernel_us, case.pair.other_us

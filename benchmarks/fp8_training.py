@@ -1,9 +1,9 @@
-"""Whether training in FP8 loses anything: the demo's model, the same steps in bf16 and in FP8.
+"""Trains the demo's model in bf16 and in FP8, and compares the losses.
 
 python -m benchmarks.fp8_training --seeds 3 --output benchmarks/results/fp8_training.json
 
-Equal seeds start from equal parameters and see equal batches, so that both runs of a seed differ by
-the arithmetic alone.
+Equal seeds start from equal parameters and see equal batches, so the two runs of a seed differ only
+in their arithmetic.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from jax_grouped_gemm.demo.train import train
 
 
 def model_of(options: argparse.Namespace) -> tuple[str, Preset]:
-    """The preset's name and the preset; of a dry run the smallest that has every part."""
+    """Returns the preset's name and the preset. A dry run has a tiny one with every part."""
     if not options.dry_run:
         return options.preset, PRESETS[options.preset]
     preset = PRESETS["cpu"]
@@ -42,7 +42,7 @@ def texts(results: Mapping) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from --seed on")
     parser.add_argument("--steps", type=int, help="training steps (default: the preset's)")
 
 
@@ -51,7 +51,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     steps, corpus = options.steps or preset.steps, load_corpus()
 
     def compare(seed: int) -> dict:
-        """A record of both runs of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
+        """Returns the record of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
         runs = {
             peer: train(
                 preset,

@@ -1,14 +1,14 @@
-"""Lists of unequal products: our schedulers, CUTLASS's grouped kernels, and a loop of cuBLAS.
+"""Measures lists of unequal products: our schedulers, CUTLASS's kernels, and a loop of cuBLAS.
 
 python -m benchmarks.grouped_gemm --output benchmarks/results/grouped_gemm.json
 python -m benchmarks.grouped_gemm --dtype float32 --precision highest
 python -m benchmarks.grouped_gemm --dtype float64
 
-`ours` is the default, a schedule made when the function is traced, longest tiles first; the other
-scheduler and unsorted lists are variants of it. The loop is one `jnp.matmul` a problem, all in one
-jitted function, with the autotuner and matmul kernels of XLA off, so that all are those of cuBLAS.
-CUTLASS's kernels, of bfloat16, are those of its examples 24 and 57, built by
-`benchmarks/cutlass/build.sh`. Gaps between the loop's kernels count only in the wall time.
+`ours` is the default: a schedule that is made at trace time, with the longest tiles first. Variants
+have the other scheduler, or unsorted lists. The loop is a `jnp.matmul` for each problem, all in one
+jitted function, without XLA's autotuner and matmul kernels, so that cuBLAS computes all of them.
+`benchmarks/cutlass/build.sh` builds CUTLASS's bfloat16 kernels, those of its examples 24 and 57.
+Gaps between the loop's kernels count only in the wall time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.peers import cutlass
 
 Problem = tuple[int, int, int]  # m, k, n
 
-# In CUTLASS's notes on its grouped schedulers: what sorting is for.
+# The list with which CUTLASS's notes on its grouped schedulers explain sorting.
 FOUR_PROBLEMS = ((1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 1024, 1152))
 DEFAULT = "host_precomputed sorted"
 VARIANTS = {
@@ -61,13 +61,13 @@ BFLOAT16 = KINDS[0]
 
 
 def random_problems(count: int, low: int, high: int, multiple: int, seed: int) -> list[Problem]:
-    """Sides that are multiples, drawn evenly from [low, high]."""
+    """Returns problems whose sides are random multiples of `multiple` in [low, high]."""
     sides = np.random.default_rng(seed).integers(low // multiple, high // multiple + 1, (count, 3))
     return [tuple(int(x) for x in multiple * row) for row in sides]
 
 
 def lists() -> dict[str, list[Problem]]:
-    """The lists by name; the random ones are the same in every run."""
+    """Returns the lists by name. Random lists are the same in every run."""
     return {
         "four": list(FOUR_PROBLEMS),
         # The sides of CUTLASS's tests of its grouped kernels.
@@ -95,7 +95,7 @@ def ours(variant: str, precision: str) -> Callable[..., Sequence[jax.Array]]:
 
 
 class OursList(JaxPeer):
-    """One of our schedulers; `detail` says how many steps it predicts for each launch."""
+    """One of our schedulers. `detail` has the number of steps that it predicts for each launch."""
 
     def __init__(self, variant: str, kind: Kind):
         role = Role.OURS if variant == DEFAULT else Role.VARIANT
@@ -112,8 +112,7 @@ class OursList(JaxPeer):
 
 
 def peers(kind: Kind) -> list[Peer]:
-    """Our schedulers, the loop, and CUTLASS's kernels with and without sorting."""
-    # A cuBLAS call a problem, all in one jitted function.
+    """Returns our schedulers, the loop, and CUTLASS's kernels with and without sorting."""
     one_by_one = functools.partial(loop, precision=kind.precision)
     options = CUBLAS_ONLY if on_gpu() else None
     sorts = [(kernel, sort) for kernel in cutlass.PRODUCTS for sort in (True, False)]
@@ -161,7 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
     parser.add_argument("--dtype", choices=("bfloat16", "float32", "float64"), default="bfloat16")
     parser.add_argument(
-        "--precision", choices=("default", "highest"), default="default", help="of float32"
+        "--precision", choices=("default", "highest"), default="default", help="for float32"
     )
 
 

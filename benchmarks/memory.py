@@ -1,8 +1,8 @@
-"""Temporary memory that XLA plans for our ragged dot and for the stock one, without running either.
+"""Records the temporary memory that XLA plans for our ragged dot and for JAX's.
 
 python -m benchmarks.memory --target-config tests/data/h200_target_config.txtpb
 
-With `--target-config` it compiles for the described GPU, so that it needs none.
+With `--target-config` it compiles for the described GPU, so it needs no GPU.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from benchmarks.peers import ours, stock
 
 
 def described_device(target_config: Path) -> jax.Device:
-    """The GPU that one of XLA's GPU target descriptions describes."""
-    # The plugin otherwise refuses to load where NVIDIA's libraries are missing.
+    """Returns the GPU that a target description of XLA describes."""
+    # Without this, the plugin does not load if NVIDIA's libraries are missing.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     topology = topologies.get_topology_desc(
         platform="cuda", target_config=target_config.read_text(), topology="1x1x1"
@@ -38,7 +38,7 @@ def described_device(target_config: Path) -> jax.Device:
 
 
 def record(case: Case, device: jax.Device) -> dict:
-    """Bytes besides operands and result of both, or the error that stops compilation."""
+    """Returns the bytes of temporary memory of both functions, or the error of compilation."""
     implementation = "xla" if device.platform == "cpu" else "cuda"
     functions = {
         "ours": (Role.OURS, ours.ragged_product(case.problem, implementation)),

@@ -1,16 +1,15 @@
-"""Whole mixture-of-experts layers with the routing given: forward, and forward and backward.
+"""Measures whole mixture-of-experts layers without router: forward, and forward and backward.
 
 python -m benchmarks.moe --output benchmarks/results/moe.json
 
-`ours` is `moe.dropless_mlp`, sorting by expert included; `ours_unfused` the same of separate
-gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
-are sorted already, `quack_tuned` with the fastest configurations that are known, or are found among
-`--sweep N` of them: `--sweep 44 --retune` tries all. With `--recipe`, layers in FP8:
-`fp8_NAME_quantized` gets weights that are quantised before, as once in an optimiser step of many
-microbatches; `fp8_NAME` quantises them in each call, as in a step of one microbatch. With
-`--tokens`, layers of few tokens, as in decoding: only visited experts count as read. With
-`--batch-invariant`, `ours_batch_invariant` is `ours` with that argument, whose price this is. Parts
-are the kernels' times, summed up by what they do.
+`ours` is `moe.dropless_mlp`, which sorts by expert. `ours_unfused` has separate gathers, products
+and activation. `quack` consists of QuACK's fused kernels, and gets sorted rows. `quack_tuned` has
+the fastest known configurations, or finds them among `--sweep N`; `--sweep 44 --retune` tries all.
+`--recipe` adds layers in FP8: `fp8_NAME_quantized` gets quantised weights, as in an optimiser step
+of many microbatches; `fp8_NAME` quantises them in each call, as in a step of one microbatch.
+`--tokens` measures layers of few tokens, as in decoding, where only visited experts count as read.
+`--batch-invariant` adds `ours_batch_invariant`. Parts are sums of times of kernels with the same
+purpose.
 """
 
 import argparse
@@ -42,7 +41,7 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Layer:
-    """T tokens of D features, each processed by K of E experts with F hidden features."""
+    """A layer for T tokens of D features, each of which visits K of E experts of F features."""
 
     name: str
     tokens: int
@@ -91,11 +90,11 @@ Run = Callable[..., tuple[jax.Array, ...]]
 
 
 def layer_function(problem: Problem, implementation: object, **more: object) -> Run:
-    """A function of (x, experts, weights, wi_0, wi_1, wo, dy), which returns y and, in a step, all
-    gradients; `more` are arguments of the layer."""
+    """Returns a function of (x, experts, weights, wi_0, wi_1, wo, dy), which returns y and, in a
+    step, all gradients. `more` are arguments of the layer."""
 
     def forward(experts, options, x, weights, *matrices):
-        # The layer takes no more of the logits than their shape.
+        # The layer reads only the shape of the logits.
         logits = jnp.zeros((*experts.shape[:-1], problem.layer.experts), jnp.float32)
         routing = moe.Routing(logits, experts, weights)
         options = dict(implementation=implementation) | more | options
@@ -111,7 +110,7 @@ def layer_function(problem: Problem, implementation: object, **more: object) -> 
     return run
 
 
-# The work of a kernel, by a pattern of its name; the first that fits.
+# The part of a kernel is that of the first pattern that its name matches.
 PARTS = (
     ("products of packed weights", r"Streaming|Decoding"),
     ("dequantise", r"unpack"),
@@ -134,8 +133,7 @@ def part_of(kernel: str) -> str:
 
 
 def peers(problem: Problem, options: argparse.Namespace) -> list[Peer]:
-    """The fused layer, the composition of our products, QuACK's kernels, JAX's own product, and
-    layers in FP8."""
+    """Returns the fused layer, layers of separate products, QuACK's layers, and FP8 layers."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
@@ -160,7 +158,7 @@ def peers(problem: Problem, options: argparse.Namespace) -> list[Peer]:
 
 
 def operands(layer: Layer, seed: int) -> tuple[jax.Array, ...]:
-    """x, experts, weights, wi_0, wi_1, wo and dy: tokens choose by Dirichlet(4) popularity."""
+    """Returns x, experts (of Dirichlet(4) popularity), weights, wi_0, wi_1, wo and dy."""
     rng = np.random.default_rng([seed, layer.tokens, layer.experts])
     popularity = np.log(rng.dirichlet(np.full(layer.experts, 4.0)))
     scores = popularity + rng.gumbel(size=(layer.tokens, layer.experts))
@@ -181,7 +179,7 @@ def operands(layer: Layer, seed: int) -> tuple[jax.Array, ...]:
 
 @jax.jit
 def relative_errors(results, expected):
-    """The norm of the error of each array, over that of the array."""
+    """Returns the norm of the error of each array, over the norm of the expected array."""
 
     def error(one, other):
         one, other = one.astype(jnp.float32), other.astype(jnp.float32)
@@ -191,7 +189,7 @@ def relative_errors(results, expected):
 
 
 def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Workload:
-    """A layer, judged against the composition of the pure JAX reference's products."""
+    """Returns the workload of a layer, judged by the pure JAX reference."""
     layer, passes = problem.layer, 3 if problem.is_step else 1
     expected = jax.jit(layer_function(problem, "xla"))(*of_layer)
 
@@ -224,7 +222,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
 
 
 def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
-    """Bytes that XLA plans besides operands and results; None for peers that are not JAX's."""
+    """Returns the bytes of temporary memory that XLA plans, None for peers that do not use JAX."""
     if not isinstance(peer, JaxPeer) or peer.unavailable_reason():
         return None
     arguments = peer.arguments(*of_layer) if isinstance(peer, Fp8Layer) else of_layer
@@ -236,12 +234,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
     add = parser.add_argument
-    add("--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each")
-    add("--stock", action="store_true", help="with jax.lax.ragged_dot too: up to 100 GiB")
-    add("--recipe", nargs="+", default=[], choices=RECIPES, help="layers in FP8 too")
-    add("--batch-invariant", action="store_true", help="the layer with batch_invariant=True too")
-    add("--sweep", type=int, default=3, metavar="N", help="tiles tried of a product of QuACK's")
-    add("--retune", action="store_true", help="sweep again where the fastest are known")
+    add("--tokens", nargs="+", type=int, metavar="T", help="numbers of tokens of layers")
+    add("--stock", action="store_true", help="add jax.lax.ragged_dot, which takes up to 100 GiB")
+    add("--recipe", nargs="+", default=[], choices=RECIPES, help="add layers in FP8")
+    add("--batch-invariant", action="store_true", help="add a layer with batch_invariant=True")
+    add("--sweep", type=int, default=3, metavar="N", help="tiles to try for a QuACK product")
+    add("--retune", action="store_true", help="sweep again if the fastest tiles are known")
 
 
 def complete(options: argparse.Namespace, known: dict[str, Layer] = LAYERS) -> None:

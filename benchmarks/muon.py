@@ -1,13 +1,13 @@
-"""Muon: the orthogonalisation alone, and whole steps of the optimiser beside those of others.
+"""Measures the orthogonalisation of Muon, and whole steps of Muon and of other optimisers.
 
 python -m benchmarks.muon --output benchmarks/results/muon.json
 
-`newton_schulz` orthogonalises matrices of 16 bits in five steps, by `optim.orthogonalize` and by
-the same iteration as batched einsums in bfloat16, which is what a JAX user writes today. FLOPs are
-those of that iteration. `iteration` and `einsum_iteration` have no norms to find: their matrices
-are normalised before. `step` is a whole step with float32 parameters and a copy of them in
-bfloat16, by `optim.muon`, `optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit
-beside each other. `bf16_gradients` has gradients and momentum in bfloat16.
+`newton_schulz` orthogonalises matrices of 16 bits in five steps, with `optim.orthogonalize`, and
+with batched einsums in bfloat16, which a JAX user would write. FLOPs are those of the einsums.
+`iteration` and `einsum_iteration` get normalised matrices and compute no norms. `step` is a whole
+step of `optim.muon`, `optax.contrib.muon` or AdamW, with float32 parameters and a bfloat16 copy. It
+has fewer matrices, so that all states fit into memory together. `bf16_gradients` has gradients and
+momentum in bfloat16.
 """
 
 import argparse
@@ -51,7 +51,7 @@ SEVEN = {"seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008))}
 SHAPES = stacks("384x768x2048", "24x4096x14336", "96x2048x7168", "768x512x7168") | SEVEN
 STEP_SHAPES = stacks("384x768x2048", "10x4096x14336", "40x2048x7168", "160x512x7168") | SEVEN
 TINY: dict[str, tuple[Shape, ...]] = {"tiny": ((3, 16, 40), (2, 24, 24))}
-# Relative, of the iteration in float16 and bfloat16.
+# Relative errors of the iteration in float16 and bfloat16.
 TOLERANCE = {"float16": 0.03, "bfloat16": 0.12}
 
 
@@ -62,7 +62,7 @@ def normalized(x: jax.Array) -> jax.Array:
 
 
 def einsum_iteration(xs: Sequence[jax.Array]) -> list[jax.Array]:
-    """The iteration without a kernel, in the dtype of the matrices."""
+    """Computes the iteration with einsums, in the dtype of the matrices."""
     a, b, c = COEFFICIENTS
 
     def step(x):
@@ -78,7 +78,7 @@ def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def kernel_iteration(xs: Sequence[jax.Array]) -> list[jax.Array]:
-    """The products that `orthogonalize` takes for wide and for square matrices."""
+    """Computes the iteration with the products that `orthogonalize` takes."""
     triples = [COEFFICIENTS] * STEPS
     products = iteration.Products(pinned_implementation(), [False])
 
@@ -91,7 +91,7 @@ def kernel_iteration(xs: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 class Iteration(JaxPeer):
-    """A function of a list of matrices, which it gets in its own dtype, of norm one if asked."""
+    """A function of a list of matrices in `dtype`, which have norm one with `norm_one`."""
 
     def __init__(
         self, name: str, role: Role, dtype: str, function: Callable[..., Any], norm_one=False
@@ -122,7 +122,7 @@ def iterations() -> list[Peer]:
 
 
 class OptimizerStep(Peer):
-    """A whole step, in place: parameters, a state, and a copy of the parameters in bfloat16."""
+    """A step of parameters, a state, and a bfloat16 copy of the parameters, in place."""
 
     def __init__(self, name: str, role: Role, make: Callable[[], Any], gradients: str = "float32"):
         self.name, self.role, self.checked = name, role, False
@@ -133,7 +133,7 @@ class OptimizerStep(Peer):
             optimizer = self._make()
         except TypeError as error:
             raise NotOffered(str(error)) from error
-        # Not the parameters: XLA would read both in one pass.
+        # Gradients must not be the parameters, because XLA would then read both at once.
         gradients = [x.astype(self._gradients) for x in gradients]
 
         def step(state, gradients):
@@ -176,7 +176,7 @@ def normal(shapes: Sequence[Shape], seed: int, dtype: str) -> list[jax.Array]:
 
 
 def work(op: str, name: str, shapes: Sequence[Shape], seed: int) -> Workload:
-    """Normal matrices, of which the first one of each stack is compared with float32."""
+    """Returns the workload of normal matrices; the first of each stack is compared with float32."""
     exact = []
     if op == "step":
         drawn = [normal(shapes, 2 * seed + i, "float32") for i in range(2)]

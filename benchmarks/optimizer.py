@@ -1,23 +1,23 @@
-"""Steps of optimisers that write FP8 weights, next to Optax's with a copy or a pass more.
+"""Measures steps of optimisers that write FP8 weights, and Optax's with another copy or pass.
 
 python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
 
-The weights are those of a layer's experts, float32, as many experts as --parameters allow: what a
-parameter costs does not depend on their number. An expert of a smaller layer has as many rows as
-before. All steps are in place. Peers of `adamw`:
+The weights are float32 weights of a layer's experts. The number of experts is as large as
+--parameters allows; the time of a parameter does not depend on it. Each expert has as many rows as
+in the whole layer. All steps are in place. `adamw` has these peers:
 
-- `ours`: one kernel for each stack of matrices writes moments, weights and FP8.
-- `optax_copy`: `optax.adamw`, and a copy of the new weights in bfloat16.
+- `ours`: one kernel for each stack of matrices writes moments, weights and FP8 weights.
+- `optax_copy`: `optax.adamw`, and a bfloat16 copy of the new weights.
 - `optax_quantize`: `optax.adamw`, and `quantize_mlp` of the new weights.
-- `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
+- `ours_optax`: `optim.quantized(optax.adamw(...))`, in which XLA computes the updates.
 
-In `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
-weights that the optimiser wrote, `bf16` with the copy that `optax_copy` makes, and
-`fp8_layer` in FP8 with weights that the layer quantises. `part_fp8` and `part_bf16` are the layers
-alone, so that the sums of parts can be compared with the programs.
+In `program`, a layer with gradients and its optimiser are one program. `ours` is in FP8, with
+weights that the optimiser quantised. `fp8_layer` is in FP8, with weights that the layer quantises.
+`bf16` has the copy of `optax_copy`. `part_fp8` and `part_bf16` are the layers alone, to compare
+sums of parts with the programs.
 
-In `apply`, updates are given, in float32 as Optax's chains return them: `ours` adds and quantises,
-and `xla_copy` adds and makes a copy in bfloat16. `copy` is the speed of memory.
+In `apply`, float32 updates are given, as Optax returns them. `ours` adds and quantises, and
+`xla_copy` adds and makes a bfloat16 copy. `copy` is the speed of memory.
 """
 
 import argparse
@@ -47,8 +47,8 @@ OPS = ADAMW, APPLY, PROGRAM = "adamw", "apply", "program"
 GRADIENTS = ("bfloat16", "float32")
 RATE = 1e-3
 RECIPE = jgg.Recipe()
-# Weights are about one, and one step differs by rounding alone. In a program, AdamW's first step is
-# the learning rate times the sign of the gradient, which may differ between FP8 and bfloat16.
+# Weights are about one, and one step differs by rounding alone. But AdamW's first step is the
+# learning rate times the sign of the gradient, and signs may differ between FP8 and bfloat16.
 TOLERANCE = {ADAMW: 1e-6, APPLY: 1e-6, PROGRAM: 2.1 * RATE}
 
 Params = dict[str, jax.Array]
@@ -85,12 +85,12 @@ class Problem:
 
 @dataclasses.dataclass
 class Step:
-    """One way to take a step.
+    """A way to take a step.
 
     Attributes:
-      start: of the parameters, gives what changes from step to step, the float32 weights first.
-      step: of what changes and the gradients, the same after the step.
-      quantized: of what changes, the FP8 weights, or None.
+      start: returns the first state for the parameters; a state begins with the float32 weights.
+      step: returns the next state for a state and the gradients.
+      quantized: returns the FP8 weights of a state, or None.
     """
 
     start: Callable[[Params], Any]
@@ -111,7 +111,7 @@ def of_optimizer(optimizer: optim.Optimizer) -> Step:
 
 
 def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: bool) -> Step:
-    """Optax's, and what `form` makes of the new weights."""
+    """Returns an Optax step that also computes `form` of the new weights."""
 
     def start(params):
         params = jax.tree.map(jnp.copy, params)
@@ -119,7 +119,7 @@ def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: b
 
     def step(state, gradients):
         params, inner, _ = state
-        # In bfloat16, Optax would square them in bfloat16. XLA converts on the way.
+        # Convert, because Optax would square bfloat16 gradients in bfloat16. XLA fuses this.
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
         updates, inner = transformation.update(wide, inner, params)
         params = optax.apply_updates(params, updates)
@@ -137,7 +137,7 @@ def quantize(params: Params) -> Any:
 
 
 def layer_gradients(problem: Problem, matrices: Params, batch: Any, **options: Any) -> Params:
-    """The gradients of the matrices of a layer that computes in bfloat16, or in FP8."""
+    """Returns the gradients of the matrices of a layer that computes in bfloat16, or in FP8."""
     x, experts, weights, dy = batch
     run = layer_function(MoeProblem(problem.layer, "moe_step"), pinned_implementation())
     half = bfloat16_copy(matrices)
@@ -146,7 +146,7 @@ def layer_gradients(problem: Problem, matrices: Params, batch: Any, **options: A
 
 
 def programs(problem: Problem) -> dict[str, tuple[Role, Step]]:
-    """Layers with their optimisers, ours first, and layers whose weights stay as they are."""
+    """Returns layers with their optimisers, ours first, and layers without an optimiser."""
     ours = of_optimizer(optim.adamw(RATE, recipe=RECIPE, implementation=pinned_implementation()))
     of_copy = of_optax(optax.adamw(RATE), bfloat16_copy, False)
 
@@ -206,7 +206,7 @@ def _largest_difference(found: Params, expected: Params) -> jax.Array:
 
 
 class Running(InPlaceCall):
-    """Steps one after the other, each in place of the one before. The first is looked at."""
+    """Successive steps in place. The constructor takes the first step, and judges its result."""
 
     def __init__(self, step: Step, params: Params, gradients: Params, expected: Params | None):
         super().__init__(step.step, step.start(params), gradients)
@@ -224,13 +224,13 @@ class StepPeer(Peer):
         self.name, self.role, self._step = name, role, step
 
     def prepare(self, problem, params, gradients, expected):
-        """Takes the first step. A layer alone keeps its weights, so that there is no judge."""
+        """Takes the first step. Layers without an optimiser keep their weights, so no judge."""
         is_judged = self.name not in ("part_fp8", "part_bf16")
         return Running(self._step, params, gradients, expected if is_judged else None)
 
 
 def work(problem: Problem, seed: int) -> Workload:
-    """A step, judged by Optax's weights after it and by the bits of FP8."""
+    """Returns the workload of a step, judged by Optax's new weights and by FP8 bits."""
     if problem.op == PROGRAM:
         x, experts, weights, *matrices, dy = operands(problem.layer, seed)
         params = {
@@ -267,7 +267,7 @@ def work(problem: Problem, seed: int) -> Workload:
 
 
 def fitting(layer: Layer, parameters: float) -> Layer:
-    """The layer with as many experts as have no more parameters than that, and their tokens."""
+    """Returns the layer with as many experts as `parameters` allow, and their share of tokens."""
     most = int(parameters // (3 * layer.embed * layer.hidden))
     experts = max(layer.top_k, min(layer.experts, most))
     tokens = layer.tokens * experts // layer.experts
@@ -278,12 +278,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS)
     add_choices(parser, "--ops", OPS)
     add_choices(parser, "--gradients", GRADIENTS)
-    parser.add_argument("--parameters", type=float, default=6.1e8, help="of a step, at most")
+    parser.add_argument("--parameters", type=float, default=6.1e8, help="most parameters of a step")
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     def measure(problem: Problem) -> dict:
-        gc.collect()  # calls of the case before, which name themselves
+        gc.collect()  # frees calls of earlier cases, which are cycles of references
         compared = [StepPeer(name, *of) for name, of in steps(problem).items()]
         compared.append(Bandwidth("copy", copy_call))
         return session.compare(work(problem, options.seed), compared, host=False)

@@ -1,8 +1,8 @@
 """Draws the pictures of README.md and docs/ from the recorded results.
 
-python -m benchmarks.pictures          # after recording anew; writes docs/images
+python -m benchmarks.pictures          # after new records; writes docs/images
 
-Pictures are as wide as a page of a repository shows them.
+Pictures are as wide as a page of a repository.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-# Inches and dots an inch: 900 dots.
-WIDTH, DPI = 9, 100
+WIDTH, DPI = 9, 100  # inches, and dots per inch
 COLUMNS = 2
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, SKY, BLACK = "#0072B2", "#E69F00", "#56B4E9", "#000000"
@@ -38,9 +37,9 @@ SHORT_NAMES = {
     "pallas_mgpu": "Pallas",
     "cublas_loop": "a cuBLAS loop",
 }
-# A peer that is many times slower must not squeeze the rest of the plot.
+# Larger ratios are cut off, so that a very slow peer does not squeeze the rest of the plot.
 LARGEST_RATIO = 3.0
-# Products of published models, of which stock JAX's time and memory are recorded.
+# Products of published models for which stock JAX's time and memory are recorded.
 MODELS = ("mixtral_up", "dsv3_up", "qwen3_up", "qwen3_down")
 LAYERS = {"mixtral": "Mixtral 8x7B", "qwen3_30b": "Qwen3-30B-A3B", "gptoss": "GPT-OSS"}
 WINDOW = 20
@@ -56,12 +55,11 @@ def title(results: Mapping) -> str:
 
 
 def panels(heights: Sequence[float], count: int) -> tuple[plt.Figure, list[plt.Axes]]:
-    """A figure of the page's width with `count` panels, whose rows have so many inches each."""
+    """Returns a figure of the page's width with `count` panels; rows have `heights` in inches."""
     figure, grid = plt.subplots(
         len(heights), COLUMNS, figsize=(WIDTH, sum(heights) + 0.9),
         gridspec_kw={"height_ratios": heights}, squeeze=False, layout="constrained",
     )  # fmt: skip
-    # The labels of neighbours stay apart.
     figure.get_layout_engine().set(w_pad=0.12)
     for unused in grid.ravel()[count:]:
         unused.axis("off")
@@ -78,8 +76,8 @@ def in_rows(values: Sequence[float]) -> list[float]:
 
 
 def beside_stock() -> plt.Figure:
-    """Time and temporary memory of products, of layers and of a training step, ours and with
-    `jax.lax.ragged_dot`."""
+    """Draws time and temporary memory of products, layers and a training step, with our functions
+    and with `jax.lax.ragged_dot`."""
     figure, (times, memory) = plt.subplots(
         1, 2, figsize=(WIDTH, 5.4), layout="constrained", sharey=True
     )
@@ -128,7 +126,7 @@ def _pairs(axes, values, text) -> None:
         bars = axes.barh(rows + offset, values[peer], 0.36, color=color, label=label)
         axes.bar_label(bars, [text(value) for value in values[peer]], padding=3, fontsize=9)
     low, high = (each(map(each, values.values())) for each in (min, max))
-    # Room for the shortest bar to be seen, and for the label of the longest.
+    # Leave room to see the shortest bar, and for the label of the longest bar.
     span = np.log10(high / low)
     axes.set(xscale="log", xlim=(low / 10 ** (0.15 * span), high * 10 ** (0.35 * span)))
     axes.spines[["top", "right"]].set_visible(False)
@@ -142,7 +140,7 @@ def _as_memory(count: float) -> str:
 
 
 def roofline(results: Mapping) -> plt.Figure:
-    """TFLOP/s over arithmetic intensity: ours, the best grouped peer, and the measured roofs.
+    """Draws TFLOP/s over arithmetic intensity: ours, the best grouped peer's, and measured roofs.
 
     The roofs are the fastest copy and the fastest dense product of the same run.
     """
@@ -171,10 +169,10 @@ def roofline(results: Mapping) -> plt.Figure:
 
 
 def relative_speed(results: Mapping) -> plt.Figure:
-    """A panel an op, a bar a case: our speed over the best grouped peer's.
+    """Draws a panel for each op and a bar for each case: our speed over the best grouped peer's.
 
-    That peer's name and the ratio stand at the bar's right end, outside of the axes. Marks: over a
-    cuBLAS loop, and over the floor.
+    The peer's name and the ratio are on the right. Marks show our speed over a cuBLAS loop, and the
+    floor over our time.
     """
     ops = by_op([record for record in results["cases"] if best_grouped(record)])
     figure, found = panels(in_rows([0.8 + 0.24 * len(of_op) for of_op in ops.values()]), len(ops))
@@ -206,7 +204,7 @@ def relative_speed(results: Mapping) -> plt.Figure:
 
 
 def updates(results: Mapping) -> plt.Figure:
-    """A panel an update, a group of bars a shape: over each expression or call that it replaces."""
+    """Draws a panel for each update: speeds over the expressions and calls that it replaces."""
 
     def others(record: Mapping) -> list[str]:
         roles = {name: peer["role"] for name, peer in record["peers"].items()}
@@ -236,7 +234,7 @@ def updates(results: Mapping) -> plt.Figure:
 
 
 def layer() -> plt.Figure:
-    """Where the time of a whole layer goes, forward and with its gradients, beside QuACK's."""
+    """Draws the time of the parts of whole layers, forward and with gradients, and QuACK's time."""
     results, beside_quack = read("h200_moe"), cases("layers_quack")
     found = [beside_quack.get(case["case"], case) for case in results["cases"]]
     parts = list(dict.fromkeys(part for case in found for part in ours(case)["parts_us"]))
@@ -264,13 +262,13 @@ def layer() -> plt.Figure:
 
 
 def _fastest_ms(case: Mapping, *peers: str) -> float:
-    """The least time of the peers that were measured; 0 if none was."""
+    """Returns the least time of the peers that were measured, 0 if none was measured."""
     found = (case["peers"].get(name, {}).get("median_us") for name in peers)
     return min((us / 1e3 for us in found if us), default=0.0)
 
 
 def losses() -> plt.Figure:
-    """Training losses in bf16 and in FP8 of one seed, and their ratios of all; smoothed."""
+    """Draws smoothed training losses in bf16 and FP8 of one seed, and the ratios of all seeds."""
     found = list(cases("training").values())
     found.sort(key=lambda case: case["seed"])
     figure, (curves, ratios) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), layout="constrained")
@@ -315,7 +313,7 @@ def muon() -> plt.Figure:
 
 
 def packed() -> plt.Figure:
-    """How many times as fast layers are with packed weights as with weights in bfloat16."""
+    """Draws the speeds of layers with packed weights over those with bfloat16 weights."""
     results = read("h200_weight_only")
     layers: dict[str, list[Mapping]] = {}
     for case in results["cases"]:
@@ -350,8 +348,8 @@ PICTURES = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("benchmarks.pictures", __doc__)
-    parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PICTURES)}")
-    parser.add_argument("--folder", type=Path, default=IMAGES, help="where to")
+    parser.add_argument("names", nargs="*", help=f"default: all of {', '.join(PICTURES)}")
+    parser.add_argument("--folder", type=Path, default=IMAGES, help="folder for the pictures")
     options = parser.parse_args(arguments)
     if unknown := set(options.names) - set(PICTURES):
         parser.error(f"no such picture: {', '.join(sorted(unknown))}")

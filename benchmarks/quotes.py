@@ -1,4 +1,4 @@
-"""The quotes of recorded results in pages: tables and numbers, each from the named records."""
+"""Makes the tables and numbers that pages quote from recorded results."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +26,7 @@ from benchmarks.records_by_topic import (
     time_and_rate,
 )
 
-# In a table of the fastest, and in words.
+# A letter for tables of the fastest peers, and a name for texts.
 PEERS = {
     "quack": ("q", "QuACK"),
     "torch_grouped_mm": ("t", "`torch._grouped_mm`"),
@@ -37,7 +37,7 @@ PEERS = {
 DENSE_FP8 = ("cublas_dense", "cublas_dense_exact")
 THREE = ("forward", "dgrad", "wgrad")
 FOUR = (*THREE, "wgrad_f32")
-# Where the sizes of the shapes come from.
+# The models and layers from which the shapes come.
 PROJECTIONS = {
     "mixtral_up": "Mixtral 8x7B, gate or up",
     "mixtral_down": "Mixtral 8x7B, down",
@@ -58,7 +58,7 @@ def by_shape(
     cells: Callable[[Mapping], Iterable[str]],
     first: Callable[[Shape], Iterable[str]] = lambda shape: [f"`{shape.name}`"],
 ) -> str:
-    """A row a shape, with the cells of each column's case: columns are topics and ops."""
+    """Returns a table with a row for each shape; `columns` has the topic and op of its cases."""
     rows = []
     for shape in shapes:
         found = (case(topic, f"{shape.name}/{op}/random") for topic, op in columns)
@@ -181,7 +181,7 @@ def adapters() -> str:
 
 def skew() -> str:
     def over_uniform(distribution: str) -> str:
-        """Time for a useful FLOP over that of equal groups."""
+        """Returns the range of the times for a useful FLOP over those of equal groups."""
         found = []
         for shape in SUITES["main"]:
             rates = [
@@ -360,7 +360,7 @@ def updates_at_8192() -> str:
 
 
 def loop_shortfall() -> str:
-    """How much faster a loop of cuBLAS's products is where it is fastest."""
+    """Returns by how much a loop of cuBLAS's products is faster in its best case."""
     found = {
         f"`{each['shape']['name']}` {each['op']}": each["ratios"]["cublas_loop"]
         for each in cases("ragged").values()
@@ -371,13 +371,13 @@ def loop_shortfall() -> str:
 
 
 def tf32_shortfall() -> str:
-    """How much faster TF32 in cuBLAS is with 64 rows a group."""
+    """Returns how many times as fast TF32 in cuBLAS is with 64 rows in each group."""
     found = [cases("float32_default")[f"decode_r64/{op}/random"] for op in THREE]
     return f"{1 / min(case['ratios']['cublas_loop'] for case in found):.1f} times"
 
 
 def cutlass_updates() -> str:
-    """The faster of CUTLASS's rank-2k kernels, over a slower state of ours."""
+    """Returns the time of CUTLASS's faster rank-2k kernel over that of an older kernel of ours."""
     found = load([RESULTS / "h200_rank_2k_fp64_cutlass.json"])["cases"]
     best = (min(x for n, x in case["ratios"].items() if "cutlass" in n) for case in found)
     return f"{span(best)} times"

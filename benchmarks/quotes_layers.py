@@ -1,4 +1,4 @@
-"""The quotes of whole layers, of training, of Muon and of an H100."""
+"""Makes the quotes about whole layers, training, Muon and an H100."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ def layer_names(topic: str) -> list[str]:
 
 
 def fp8_gains(topic: str, name: str, recipe: str) -> str:
-    """How many times as fast as in bfloat16: weights quantised before, and in the call."""
+    """Returns speeds over bfloat16, with weights quantised before the call, and in the call."""
     ratios = case(topic, f"{name}/moe_step")["ratios"]
     return ", ".join(f"{1 / ratios[f'fp8_{recipe}{when}']:.2f}" for when in ("_quantized", ""))
 
@@ -67,7 +67,7 @@ def layers_quack() -> str:
 
 
 def layers_fp8_range() -> str:
-    """The gain of the default recipe, weights quantised before."""
+    """Returns the range of gains of the default recipe with weights quantised before the call."""
     gains = [
         1 / case("layers_fp8", f"{name}/moe_step")["ratios"]["fp8_blockwise_quantized"]
         for name in layer_names("layers_fp8")
@@ -151,7 +151,7 @@ def milliseconds(us: float) -> str:
 
 
 def of_muon(op: str, what: str, titles: Mapping[str, str], other: str) -> str:
-    """Milliseconds of the peers that some record has, and the ratio of one of them to ours."""
+    """Returns a table of milliseconds of peers, and the ratio of the peer `other` to ours."""
     found = [
         (card, one, {name: peer.get("median_us") for name, peer in one["peers"].items()})
         for topic, card in {"muon": "H200", "muon_h100": "H100"}.items()
@@ -185,7 +185,7 @@ def optimizer() -> str:
         step, update, program = (case("optimizer", f"{name}/{op}") for op in ops)
         us = {peer: x["median_us"] for peer, x in program["peers"].items()}
         optax = step["peers"].get("optax_copy", {}).get("median_us")
-        # The parts, if the optimiser took as long as Optax's.
+        # The ratio of sums of parts, if the optimiser took as long as Optax's.
         parts = (us["part_bf16"] + optax) / (us["part_fp8"] + optax) if optax else None
         others = ("optax_copy", "optax_quantize", "byte_floor")
         first = [f"`{name}`, {program['parameters'] / 1e6:.0f} M", microseconds(step)]
@@ -212,7 +212,7 @@ def data_parallel() -> str:
 
 
 def both(of_h100: str, of_h200: str) -> list[tuple[Mapping, Mapping, float]]:
-    """The cases that were measured on both cards, the H200's first, and the ratio of our times."""
+    """Returns cases on both cards, the H200's first, and our time on the H100 over the H200's."""
     others = cases(of_h200)
     return [
         (others[name], one, ours(one)["median_us"] / ours(others[name])["median_us"])

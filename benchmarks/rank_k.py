@@ -1,11 +1,10 @@
-"""Grouped rank-k and rank-2k updates against the JAX expressions and cuBLAS calls they replace.
+"""Measures grouped rank-k and rank-2k updates, and the expressions and calls that they replace.
 
 python -m benchmarks.rank_k --output benchmarks/results/rank_k.json
 
-Everything takes the same stacks [g, n, k] and is timed as the other benchmarks are. "ours" writes
-one triangle, as BLAS does; FLOPs are those of one triangle, and a complex product counts four.
-In double precision CUTLASS's grouped rank-2k kernels take part, which `benchmarks/cutlass/build.sh`
-builds.
+All peers take the same stacks [g, n, k]. "ours" writes one triangle, as BLAS does. FLOPs are those
+of one triangle, and a complex multiply-add counts as four. In double precision, CUTLASS's grouped
+rank-2k kernels are peers too; `benchmarks/cutlass/build.sh` builds them.
 """
 
 import argparse
@@ -47,10 +46,8 @@ class Update:
     two_operands: bool
     dtype: str
     shapes: tuple[Shape, ...]
-    # Relative error of the triangle: rounding of the result, or of sums in the operands' dtype.
-    tolerance: float
-    # The precision of float32 operands: "default" may be as inaccurate as TF32.
-    precision: str | None = None
+    tolerance: float  # relative error of the triangle
+    precision: str | None = None  # for float32 operands; "default" is as accurate as TF32
 
     @property
     def hermitian(self) -> bool:
@@ -79,8 +76,8 @@ def mirrored(p):
     return p + jnp.swapaxes(p, 1, 2).conj()
 
 
-# The expressions that a JAX user writes today. All give both triangles; the ceiling is only half of
-# the sum.
+# The expressions that a JAX user would write. All compute both triangles. The ceiling is one of the
+# two products.
 EXPRESSIONS: dict[bool, dict[str, tuple[Role, Callable[..., jax.Array]]]] = {
     False: {"A@A.T": (Role.GROUPED, lambda a, b: product(a, a))},
     True: {
@@ -104,9 +101,9 @@ def ours(update: Update, **options) -> Callable[..., jax.Array]:
 
 
 def at_precision(function: Callable[..., jax.Array], precision: str | None):
-    """The function with a precision of its own, wherever it is called.
+    """Returns the function with a fixed default precision.
 
-    JAX traces a jitted function again when it is called outside of the context of its first call.
+    The context is inside the function, because JAX traces a jitted function again in a new context.
     """
 
     @functools.wraps(function)
@@ -118,10 +115,9 @@ def at_precision(function: Callable[..., jax.Array], precision: str | None):
 
 
 def peers(update: Update) -> list[Peer]:
-    """Everything that is timed for one update; operands are `a`, and `b` if it takes two."""
+    """Returns the peers for an update. Operands are `a`, and `b` if the update takes two."""
 
     def jax_peer(name: str, role: Role, function: Callable[..., jax.Array]) -> Peer:
-        # Functions of one operand get the other one too, and ignore it.
         return JaxPeer(name, role, at_precision(function, update.precision))
 
     names = cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ()

@@ -1,4 +1,4 @@
-"""The records that the pages quote, by topic, and their numbers in words; a dash for none."""
+"""Reads the records that pages quote, by topic, and formats their numbers; a dash means none."""
 
 import functools
 import json
@@ -8,10 +8,10 @@ from pathlib import Path
 from benchmarks.harness.measure import geometric_mean
 from benchmarks.harness.results_file import load
 
-# In place of a case that was not measured.
+# Replaces a case that was not measured.
 NO_CASE: Mapping = {"peers": {}, "ratios": {}}
 RESULTS = Path(__file__).parent / "results"
-# The records that a topic is quoted from.
+# The records of each topic.
 RECORDS = {
     "ragged": ("h200_main",),
     "majors": ("h200_majors",),
@@ -105,11 +105,11 @@ def span(values: Iterable[float], digits: int = 2) -> str:
 
 
 def ends(values: Mapping[str, float]) -> str:
-    """The least and the largest of some numbers, with what each is of."""
+    """Returns the least and the largest of some numbers, with their keys."""
     low, high = (each(values, key=values.__getitem__) for each in (min, max))
     return f"{values[low]:.2f} ({low}) to {values[high]:.2f} ({high})"
 
 
 def mean_and_span(values: Sequence[float]) -> str:
-    """The geometric mean, and the least and the largest in brackets."""
+    """Returns the geometric mean, and the least and the largest value in brackets."""
     return f"{geometric_mean(values):.2f} ({span(values)})" if values else "-"

@@ -1,4 +1,4 @@
-"""Ragged products of MoE layers against everything else that can compute them.
+"""Measures ragged products of MoE layers, and all peers that can compute them.
 
 python -m benchmarks.run --output benchmarks/results/main.json
 """
@@ -22,7 +22,7 @@ from benchmarks.peers.tokamax import Tokamax
 
 
 def peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
-    """Every peer by name, in the order in which the tables show them; see `Sweep`."""
+    """Returns all peers by name, in the order of the tables. For the arguments, see `Sweep`."""
     found = (
         Ours(),
         PallasMgpu(sweep, retune),
@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
     add_choices(parser, "--peers", peers())
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    add("--precision", default="default", choices=("default", "highest"), help="of float32")
+    add("--precision", default="default", choices=("default", "highest"), help="for float32")
     add("--slow-rounds", type=int, default=3, help="rounds of slow peers")
-    add("--sweep", type=int, default=3, metavar="N", help="tiles tried of peers that want them")
-    add("--retune", action="store_true", help="sweep again where known")
+    add("--sweep", type=int, default=3, metavar="N", help="tiles to try for peers without defaults")
+    add("--retune", action="store_true", help="sweep again if the fastest tiles are known")
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -57,8 +57,8 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """All cases with the fast peers, then all with the slow ones next to us, which a short time
-    limit can best do without."""
+    """Returns jobs for all cases with fast peers, then for all cases with ours and slow peers,
+    which a time limit leaves out first."""
     known = peers(options.sweep, options.retune)
     chosen = [peer for name, peer in known.items() if name in options.peers]
     cases = [

@@ -1,11 +1,11 @@
-"""Writes what README.md, docs/ and results/README.md print of the recorded results.
+"""Writes the recorded results into README.md, docs/ and results/README.md.
 
-python -m benchmarks.tables            # after recording anew
-python -m benchmarks.tables --check    # returns 1 where a page and the records differ
+python -m benchmarks.tables            # after new records
+python -m benchmarks.tables --check    # returns 1 if a page and the records differ
 
-A region of a page begins with `<!-- records: NAME -->` and ends with `<!-- end of records -->`;
-what lies between is `quotes.QUOTES[NAME]`, in lines of its own where it has several lines, and in
-the middle of a sentence otherwise. There it may not begin a line, which would end the paragraph.
+A region of a page begins with `<!-- records: NAME -->` and ends with `<!-- end of records -->`. Its
+text is `quotes.QUOTES[NAME]`. A text of several lines has lines of its own; a text of one line is
+part of a sentence. Such a region may not begin a line, because this would end the paragraph.
 """
 
 import difflib
@@ -19,14 +19,14 @@ from benchmarks import quotes
 from benchmarks.harness.command import parser_of
 
 ROOT = Path(__file__).parents[1]
-# Every page that has a region.
+# The pages that may have regions.
 PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
 INDEX = ROOT / "benchmarks" / "results" / "README.md"
 REGION = re.compile(r"(<!-- records: (\w+) -->)(.*?)(<!-- end of records -->)", re.DOTALL)
 
 
 def filled(page: str, texts: Mapping[str, Callable[[], str]]) -> str:
-    """A page with its regions written anew."""
+    """Returns a page with new texts in its regions."""
 
     def region(match: re.Match) -> str:
         begin, name, _, end = match.groups()
@@ -38,7 +38,7 @@ def filled(page: str, texts: Mapping[str, Callable[[], str]]) -> str:
 
 
 def index(folder: Path) -> str:
-    """A page that says of which commit and command each record is."""
+    """Returns a page with the cases, commit, device and command of each record."""
     rows = []
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text())
@@ -87,7 +87,7 @@ def differences(path: Path, wanted: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("benchmarks.tables", __doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    parser.add_argument("--check", action="store_true", help="print differences, write nothing")
     check = parser.parse_args(arguments).check
     found = []
     for path, wanted in pages().items():

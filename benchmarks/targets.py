@@ -1,9 +1,9 @@
-"""The targets of the kernels, checked against results: pass, fail, or not measured.
+"""Checks results against the targets of the kernels: pass, fail, incomplete, or not measured.
 
 python -m benchmarks.targets benchmarks/results/*.json
 
-`TARGETS` is the whole of it: a row a target. Ratios are other's time / our time. It returns 1 if
-any target is missed; one that no result is about, or some of whose cases none is about, says so.
+`TARGETS` has a row for each target. Ratios are a peer's time over our time. The exit status is 1 if
+a target is missed.
 """
 
 import sys
@@ -36,13 +36,11 @@ from benchmarks.harness.target import (
     without_communication,
 )  # fmt: skip
 
-# Which records, by op, and what else is asked of them.
-
 
 def of(*ops: str, **fields: object) -> Callable[[Record], bool]:
-    """Records of ops: of random sizes where there are sizes, unless `distribution` says otherwise.
+    """Returns a function that selects records of `ops` with the given fields.
 
-    Every other field has to be as given; a tuple gives choices.
+    A tuple of values gives choices. By default, group sizes must be random or equal.
     """
     asked = {"distribution": ("random", "equal", None)} | fields
 
@@ -71,7 +69,7 @@ def by_shape(bounds: Mapping[str, float]) -> Callable[[Record], float]:
 
 
 def rounding_and_1e_3(record: Record) -> float:
-    """1e-3, and what rounding a result of 16 bits adds."""
+    """Returns 1e-3, plus the error of rounding a 16-bit result."""
     if record["out_dtype"] == "float32":
         return 1e-3
     # Rounding to nearest leaves about a quarter of the distance between two numbers.
@@ -79,7 +77,7 @@ def rounding_and_1e_3(record: Record) -> float:
 
 
 def allowed_kernels(record: Record) -> float:
-    """One; two with few rows a group, where splitting the contraction may cost a reduction."""
+    """Returns 1, or 2 if groups have few rows, because split sums may need a reduction."""
     return 1 + (record["shape"]["rows"] <= 64 * record["shape"]["groups"])
 
 
@@ -97,7 +95,7 @@ BITS_16 = {"dtype": ("bfloat16", "float16")}
 ANY_SIZES = {"distribution": tuple(DISTRIBUTIONS)}
 FP8_KEPT = ("fp8_forward", "fp8_dgrad")
 FP8_WGRADS = ("wgrad_g4_8192", "wgrad_g8_4096")
-# Shares of one dense cuBLAS FP8 product of the same FLOPs with one scale a tensor.
+# Speeds over one dense cuBLAS FP8 product of the same FLOPs with a scale for each tensor.
 FP8_DENSE = {
     "mixtral_up": 0.93,
     "mixtral_down": 0.90,
@@ -107,9 +105,9 @@ FP8_DENSE = {
     "qwen3_down": 0.85,
     "ds256_n512": 0.42,
 }
-# Microseconds on an H200 of a whole layer, forward and backward, and over QuACK's kernels.
 TWO_GPUS_STEP = {"dsv3": 0.92, "qwen3_30b": 0.86, "mixtral": 0.93}
 TWO_GPUS_FORWARD = {"dsv3": 0.88, "qwen3_30b": 0.78, "mixtral": 0.90}
+# Microseconds of whole layers, forward and backward, on an H200, and speeds over QuACK's kernels.
 LAYER_US = {
     "qwen3_30b": 3050,
     "sonic_7b": 2550,

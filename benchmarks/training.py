@@ -1,10 +1,10 @@
-"""A step of training the demo's model, with these kernels, the reference and stock JAX.
+"""Measures training steps of the demo's model with our kernels, the reference and stock JAX.
 
 python -m benchmarks.training --output benchmarks/results/training.json
 
-All start from equal parameters and see equal batches. A peer that runs out of memory is recorded as
-failed; with a smaller `--batch` all may fit. Times are the host's, over all steps but the first;
-memory is what XLA plans for a step.
+All peers start from equal parameters and see equal batches. A peer that runs out of memory is
+recorded as failed; with a smaller `--batch` all may fit. Times are wall times of all steps except
+the first. Memory is the temporary memory that XLA plans for a step.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from jax_grouped_gemm.demo.data import load_corpus
 from jax_grouped_gemm.demo.presets import PRESETS
 from jax_grouped_gemm.demo.train import OutOfMemory, train
 
-OURS = object()  # stands for the kernels, pinned where there is a GPU
-# By name: role, implementation of the ragged matmul, and recipe.
+OURS = object()  # stands for `pinned_implementation()`
+# Role, implementation of the ragged matmul, and recipe of each peer.
 PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
     "ours": (Role.OURS, OURS, None),
     "ours_fp8": (Role.VARIANT, OURS, jgg.Recipe()),
@@ -87,7 +87,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         }
 
     def compare() -> dict:
-        # Stock JAX first, which needs most memory, while that is in one piece.
+        # Run stock JAX first, because it needs the most memory, which is not yet fragmented.
         peers = {name: run(name) for name in reversed(PEERS) if name in options.peers}
         times = {name: peer["median_us"] for name, peer in peers.items() if "median_us" in peer}
         ours = times.pop("ours", None)

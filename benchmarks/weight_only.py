@@ -1,12 +1,11 @@
-"""Mixture-of-experts layers of packed weights and bfloat16 activations, from decoding to prefill.
+"""Measures MoE layers with packed weights and bfloat16 activations, from decoding to prefill.
 
 python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
 
-`ours` is `moe.dropless_mlp` of packed weights; `dequantised` dequantises the weights in each call
-and multiplies those; `bf16` has weights that were dequantised before; `tokamax` multiplies int4 and
-int8 weights. All weights are the same numbers. Bytes are those of the experts that tokens visit, as
-they are stored for `ours`. With `--chain 16`, a call has 16 layers that visit different experts,
-and its wall time counts the gaps between kernels.
+`ours` is `moe.dropless_mlp` with packed weights. `dequantised` dequantises the weights in each
+call, and `bf16` before it. `tokamax` multiplies int4 and int8 weights. All weights are the same
+numbers. Bytes are the packed bytes of the experts that tokens visit. With `--chain 16`, a call has
+16 layers that visit different experts, and its wall time includes the gaps between kernels.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from benchmarks.harness.session import Job, Session
 from benchmarks.moe import TINY, Layer, Problem
 from benchmarks.peers.tokamax import TokamaxLayer
 
-# Other commands run all layers of benchmarks.moe by default, so this one is here.
+# This layer is not in benchmarks.moe, because other commands run all layers there by default.
 LAYERS = layers.LAYERS | {"gptoss_120b": Layer("gptoss_120b", 8192, 2880, 2880, 128, 4)}
 FORMATS = ("mxfp4", "int4", "int8")
 TOKENS = (1, 16, 128, 512, 8192)
@@ -36,18 +35,18 @@ Operands = tuple[tuple[jax.Array, ...], tuple[jgg.QuantizedArray, ...]]
 
 
 def operands(layer: Layer, format: str, seed: int) -> Operands:
-    """The operands of `benchmarks.moe`, with dequantised matrices, and the packed matrices."""
+    """Returns the operands of `benchmarks.moe` with dequantised matrices, and packed matrices."""
     x, experts, weights, *matrices, dy = layers.operands(layer, seed)
     packed = tuple(jgg.quantize(w, format) for w in matrices)
     return (x, experts, weights, *map(jgg.dequantize, packed), dy), packed
 
 
 def peers(problem: Problem, chosen: np.ndarray, chain: int) -> list[Peer]:
-    """The layer of packed weights, and of arrays that are made in each call or before."""
+    """Returns layers with packed weights, and with weights dequantised before or in each call."""
     one = layers.layer_function(problem, pinned_implementation())
 
     def layer(x, experts, *others):
-        # Constants, because kernels would compute the other experts.
+        # Make experts constants, because computing them would need more kernels.
         steps = problem.layer.top_k * np.arange(chain)[:, None, None]
         for each in (chosen + steps) % problem.layer.experts if chain > 1 else [experts]:
             (x,) = one(x, each, *others)
@@ -58,7 +57,7 @@ def peers(problem: Problem, chosen: np.ndarray, chain: int) -> list[Peer]:
         return layer(x, experts, weights, *packed, dy)
 
     def dequantised(arrays, packed):
-        # Across a barrier, no operation knows that the arrays are of packed weights.
+        # The barrier hides from operations that the arrays come from packed weights.
         matrices = jax.lax.optimization_barrier(tuple(map(jgg.dequantize, packed)))
         return of_packed(arrays, matrices)
 
@@ -91,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--layers", LAYERS, ["gptoss"])
     add_choices(parser, "--formats", FORMATS)
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
-    parser.add_argument("--chain", type=int, default=1, metavar="N", help="layers of a program")
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="layers in a program")
 
 
 def complete(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """A decoder-only MoE transformer with the geometry of Qwen3-30B-A3B, in Flax NNX.
 
-`Transformer` is what `examples/pretrain_moe.py` trains. Shapes: B sequences, S tokens a sequence,
+`examples/pretrain_moe.py` trains the `Transformer`. Shapes: B sequences, S tokens of a sequence,
 D embed, V vocabulary, L layers.
 """
 
@@ -37,17 +37,17 @@ class Config:
     hidden: int  # of an expert
     top_k: int
     vocabulary: int
-    batch: int  # sequences a device and step
-    length: int  # tokens a sequence
+    batch: int  # sequences of a device and step
+    length: int  # tokens of a sequence
     learning_rate: float
     loss_chunks: int  # parts of a sequence whose logits are in memory at a time
     dtype: Any  # of the computation
     scan: bool  # whether layers are one compiled loop
-    balanced: bool = False  # whether tokens go to experts at random, so that loads are even
+    balanced: bool = False  # whether tokens choose experts at random, so that loads are even
 
     @property
     def active_parameters(self) -> int:
-        """Elements of the matrices that multiply a token, without the embedding and the head."""
+        """Elements of the matrices that multiply a token, except embedding and head."""
         of_heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         of_experts = self.experts + 3 * self.top_k * self.hidden
         return self.layers * self.embed * (of_heads + of_experts)
@@ -56,8 +56,8 @@ class Config:
     def flops_per_token(self) -> int:
         """FLOPs of forward and backward, without embedding, head and rematerialisation.
 
-        Each active parameter takes 6. A layer of attention takes 12 S heads head_dim, halved by
-        the causal mask.
+        Each active parameter takes 6 FLOPs. A layer of attention takes 12 S heads head_dim FLOPs,
+        which the causal mask halves.
         """
         attention = 6 * self.layers * self.length * self.heads * self.head_dim
         return 6 * self.active_parameters + attention
@@ -79,7 +79,7 @@ PRESETS = {
         dtype=jnp.float32,
         scan=True,
     ),
-    # 6 of the 48 layers fit a GPU of 80 GB, with 16 bytes a parameter and activations.
+    # 6 of the 48 layers fit a GPU of 80 GB, with 16 bytes for each parameter, and activations.
     "qwen3-30b-a3b": Config(
         **QWEN3,
         layers=6,
@@ -94,7 +94,7 @@ PRESETS = {
 }
 
 
-NORMALIZED, ROTATED = "normalized", "rotated"  # names of what `REMAT` may keep
+NORMALIZED, ROTATED = "normalized", "rotated"  # names of arrays that `REMAT` may keep
 
 
 def _is_attention_or_top_k(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -109,20 +109,20 @@ _matmuls = _any_of(
     jgg.checkpoint_policies.dots_and_grouped_matmuls_saveable, _is_attention_or_top_k
 )
 REMAT = {
-    # Keep what matmuls, attention and the router compute, and 16-bit results of norms.
+    # Keep results of matmuls, attention and the router, and 16-bit results of norms.
     "norms": _any_of(_matmuls, jax.checkpoint_policies.save_only_these_names(NORMALIZED, ROTATED)),
-    # Compute norms, rotations and activations again.
+    # Recompute norms, rotations and activations.
     "matmuls": _matmuls,
     # Keep results of the experts' matmuls, which take most of the time.
     "experts": jgg.checkpoint_policies.grouped_matmuls_saveable,
-    # Keep nothing but the input of each layer.
+    # Keep only the input of each layer.
     "layers": jax.checkpoint_policies.nothing_saveable,
 }
-"""Policies of `jax.checkpoint` for a layer, from the fastest to the smallest in memory."""
+"""Policies of `jax.checkpoint` for a layer, from the fastest to the one with least memory."""
 
 
 class Attention(nnx.Module):
-    """Causal grouped-query attention with normalised queries and keys: [B, S, D] -> [B, S, D]."""
+    """Causal grouped-query attention with normalised queries and keys, for x [B, S, D]."""
 
     def __init__(self, config: Config, param_dtype: Any, rngs: nnx.Rngs):
         self.config = config
@@ -147,9 +147,9 @@ class Attention(nnx.Module):
 
 
 class Router(nnx.Linear):
-    """Returns float32 logits; `nnx.Linear` would round them to the dtype of x.
+    """A router that returns float32 logits, which `nnx.Linear` would round to the dtype of x.
 
-    If `balanced`, the values are random, and gradients are those of the real logits. All experts
+    If `balanced`, the logits are random, but gradients are those of the real logits. All experts
     then have equally many tokens, so that a step takes as long as with a trained router.
     """
 
@@ -167,7 +167,7 @@ class Router(nnx.Linear):
 
 @jax.custom_vjp
 def float32_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """x [B, S, D] @ kernel [D, E] in float32; its gradients multiply in the dtype of x.
+    """Returns x [B, S, D] @ kernel [D, E] in float32. Gradients multiply in the dtype of x.
 
     JAX's own gradient would multiply in float32, which takes ten times as long on a GPU.
     """
@@ -187,7 +187,7 @@ float32_product.defvjp(
 
 
 class Block(nnx.Module):
-    """Attention, then a mixture of experts: [B, S, D] -> [B, S, D] and the router's losses."""
+    """Attention, then a mixture of experts. A call returns [B, S, D] and the router's loss."""
 
     def __init__(self, config: Config, param_dtype: Any, rngs: nnx.Rngs, **of_experts: Any):
         of = dict(dtype=config.dtype, param_dtype=param_dtype, rngs=rngs)
@@ -207,13 +207,13 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """The model. Parameters of `blocks` are stacked [L, ...] with `config.scan`.
+    """The model. With `config.scan`, the parameters of all blocks are stacked [L, ...].
 
     Args:
       config: sizes.
-      remat: a name of `REMAT`.
+      remat: a name in `REMAT`.
       param_dtype: dtype of all parameters except the embedding.
-      rngs: makes the parameters.
+      rngs: random numbers for the parameters.
       **of_experts: options of `MoE`, such as `recipe` and `expert_axis`.
     """
 
@@ -243,9 +243,9 @@ class Transformer(nnx.Module):
         self.head = nnx.Param(normal(rngs.params(), shape, param_dtype))
 
     def __call__(self, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Tokens [B, S] -> the input of the head [B, S, D], and the sum of router losses."""
+        """Returns the input of the head [B, S, D] for tokens [B, S], and the router's loss."""
         config = self.config
-        # Take rows in float32, so that the gradients of a token are added up in float32.
+        # Take rows before casting, so that the gradients of a token are summed in float32.
         x = self.embedding[...][tokens].astype(config.dtype)
         turns = rotations(config.length, config.head_dim, ROTARY_BASE)
         if config.scan:
@@ -260,14 +260,14 @@ class Transformer(nnx.Module):
         return self.norm(x), router
 
     def _layer(self, block: Block) -> tuple[Callable, nnx.State]:
-        """A block as a function of its parameters, x and rotations that keeps what `remat` says."""
+        """Returns a rematerialised function of (parameters, x, rotations), and the parameters."""
         graph, state = nnx.split(block)
         return jax.checkpoint(
             lambda state, x, turns: nnx.merge(graph, state)(x, turns), policy=REMAT[self.remat]
         ), state
 
     def loss(self, windows: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Windows of tokens [B, S + 1] -> cross-entropy with router losses, and without."""
+        """Returns the cross-entropy of windows [B, S + 1], with the router's loss and without."""
         x, router = self(windows[:, :-1])
         kernel = self.head[...].astype(self.config.dtype)
         loss = cross_entropy(self.config.loss_chunks, x, kernel, windows[:, 1:])
@@ -275,7 +275,7 @@ class Transformer(nnx.Module):
 
 
 def stacked(make: Callable[[jax.Array], nnx.Module], keys: jax.Array) -> Any:
-    """Returns a module whose parameters are those of `make(key)` for each key, stacked."""
+    """Returns a module whose parameters are the stacked parameters of `make(key)` for each key."""
     return nnx.merge(*jax.vmap(lambda key: nnx.split(make(key)))(keys))
 
 
@@ -289,7 +289,7 @@ def cross_entropy(chunks: int, x: jax.Array, kernel: jax.Array, targets: jax.Arr
     Args:
       chunks: number of chunks, a divisor of S.
       x: [B, S, D].
-      kernel: [D, V], of the dtype of x.
+      kernel: [D, V], in the dtype of x.
       targets: [B, S].
     """
 

@@ -13,8 +13,8 @@ their experts. With `--fsdp`, parameters are also divided along "data", and gath
 AdamW and Muon keep float32 weights. In bfloat16, each step writes the 16-bit weights of the next
 step. With `--recipe blockwise` it writes the experts' FP8 weights instead.
 
-A checkpoint has the weights, the optimiser's state, the step, and the number of sequences read, so
-that a run resumes where it ended, on any number of devices.
+A checkpoint has the weights, the optimiser's state, the step, and the number of sequences that were
+read. So a run can resume on any number of devices.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WARMUP = 20  # steps; the learning rate is constant afterwards
 
 
 def make_model(config: Config, options: argparse.Namespace) -> Transformer:
-    """Returns the model of the options, with a place for FP8 weights."""
+    """Returns the model that the options describe, with variables for FP8 weights."""
     of_experts = {}
     if options.recipe != "none":
         of_experts["recipe"] = jgg.Recipe(scaling=options.recipe)
@@ -74,7 +74,7 @@ def make_model(config: Config, options: argparse.Namespace) -> Transformer:
 def make_optimizer(
     config: Config, options: argparse.Namespace, params: nnx.State, quantizes: bool
 ) -> optim.Optimizer:
-    """Returns AdamW or Muon; with `quantizes` it writes the experts' FP8 weights."""
+    """Returns AdamW or Muon, which with `quantizes` also writes the experts' FP8 weights."""
 
     def learning_rate(done: jax.Array) -> jax.Array:
         return config.learning_rate * jnp.minimum(1, (done + 1) / WARMUP)
@@ -85,7 +85,7 @@ def make_optimizer(
     muon = optim.muon(
         learning_rate,
         weight_decay=ADAMW["weight_decay"],
-        consistent_rms=0.2,  # scales updates as AdamW's, so that one learning rate fits both
+        consistent_rms=0.2,  # gives updates AdamW's scale, so that one learning rate fits both
         muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(_dimensions, params),
         shardings=jax.tree.map(lambda x: x.sharding, params) if options.devices > 1 else None,
     )
@@ -93,17 +93,18 @@ def make_optimizer(
 
 
 def _dimensions(keys: Any, leaf: jax.Array) -> optim.MuonDimensionNumbers | None:
-    """Gives Muon the matrices of layers except the router's, and AdamW all other parameters."""
+    """Selects the layers' matrices except the router's for Muon, all other parameters for AdamW."""
     path = jax.tree_util.keystr(keys)
     is_matrix = "wi_" in path or "wo" in path or ("attention" in path and "kernel" in path)
     return optim.MuonDimensionNumbers() if is_matrix else None
 
 
 def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -> Callable:
-    """Returns step(params, state, windows [microbatches, B, S + 1]) -> (params, state, loss).
+    """Returns a function of (params, state, windows [microbatches, B, S + 1]).
 
-    A scan adds up gradients of several microbatches in float32, so that only one microbatch's
-    activations are alive at a time. `options` are those of `jax.jit`.
+    It returns the new params and state, and the loss. A scan adds up gradients of several
+    microbatches in float32, so that only one microbatch's activations are alive at a time.
+    `options` are options of `jax.jit`.
     """
 
     def loss_fn(params, quantized, windows):
@@ -130,8 +131,8 @@ def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -
 
 
 def shardings(params: nnx.State, mesh: Mesh, config: Config, fsdp: bool) -> nnx.State:
-    """Returns shardings that divide experts along "expert" and, with `fsdp`, also along "data":
-    the embed dimension of experts, and the first divisible dimension of other parameters."""
+    """Returns shardings that divide experts along "expert". With `fsdp`, they also divide along
+    "data" the embed dimension of experts, and the first divisible dimension of other parameters."""
 
     def of(keys: Any, param: jax.Array, names: P) -> NamedSharding:
         stacks = config.scan and "blocks" in jax.tree_util.keystr(keys)
@@ -150,7 +151,7 @@ def shardings(params: nnx.State, mesh: Mesh, config: Config, fsdp: bool) -> nnx.
 
 
 def windows_of(config: Config, options: argparse.Namespace, read: int) -> Iterator[np.ndarray]:
-    """Yields windows [microbatches, B, S + 1] after `read` sequences, equal in every run."""
+    """Yields windows [microbatches, B, S + 1] after `read` sequences, the same in every run."""
     if options.data is None:
         text = load_corpus().train
     elif options.data.suffix == ".npy":
@@ -175,7 +176,7 @@ class Checkpoints:
         self.manager = None if folder is None else ocp.CheckpointManager(folder.absolute())
 
     def save(self, step: int, params: nnx.State, state: optim.OptimizerState, read: int) -> None:
-        """Saves a step, without quantised weights, since these follow from the float32 weights."""
+        """Saves a step without quantised weights, because float32 weights determine them."""
         if self.manager is not None and step not in self.manager.all_steps():
             saved = params, state._replace(quantized=None), np.asarray(read)
             self.manager.save(step, args=ocp.args.StandardSave(saved))
@@ -183,7 +184,7 @@ class Checkpoints:
     def restore(self, optimizer: optim.Optimizer, params: nnx.State, state: optim.OptimizerState):
         """Returns (step, params, state, sequences read) of the last checkpoint, or of the start.
 
-        If there is a checkpoint, the arrays of `params` and `state` are deleted, to make room.
+        If there is a checkpoint, it deletes the arrays of `params` and `state` to free memory.
         """
         done = self.manager and self.manager.latest_step()
         if not done:
@@ -213,12 +214,12 @@ def start(config: Config, options: argparse.Namespace, mesh: Mesh):
     of_params = shardings(shapes, mesh, config, options.fsdp)
     params = jax.jit(lambda: split()[1], out_shardings=of_params)()
     optimizer = make_optimizer(config, options, params, quantizes=bool(quantized))
-    # Initialise outside jit, so that moments are divided as their parameters are.
+    # Initialise outside jit, so that moments have the shardings of their parameters.
     return graph, optimizer, params, of_params, optimizer.init(params)
 
 
 def compiler_options(options: argparse.Namespace, mesh: Mesh) -> dict[str, str]:
-    """Returns compiler options with which several GPUs send while they compute."""
+    """Returns compiler options that let several GPUs communicate while they compute."""
     if options.devices == 1:
         return {}
     of_experts = moe.expert_parallel_compiler_options(mesh) if options.expert_parallel > 1 else {}

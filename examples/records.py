@@ -1,6 +1,6 @@
 """Writes the table of the recorded runs into examples/README.md, and draws their losses.
 
-python -m examples.records            # after recording anew, by examples.pretrain_moe --output
+python -m examples.records            # after a new record by examples.pretrain_moe --output
 python -m examples.records --check    # returns 1 if the table differs from the records
 """
 
@@ -33,7 +33,7 @@ def runs() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def speeds() -> str:
-    """Returns the table: a row for each record."""
+    """Returns the table of speeds, with a row for each record."""
     rows = []
     for record, case in runs():
         ours, kind = case["peers"]["ours"], record["device"].removeprefix("NVIDIA ")
@@ -52,7 +52,7 @@ def speeds() -> str:
 
 
 def losses() -> Figure:
-    """Returns the picture: the losses of runs of the whole preset that train their routers."""
+    """Returns a picture of the losses of runs of the whole preset that train their routers."""
     from benchmarks.pictures import PALETTE, WIDTH, plt
 
     figure, axes = plt.subplots(figsize=(WIDTH, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""The report of a training run of the examples: its speed, and the curve of its losses."""
+"""Reports the speed and the losses of a training run of the examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import machine, results_file
 from examples.moe_model import Config
 
-# Options that do not tell one record of the model from another.
+# Options that do not distinguish records of the model.
 OF_THE_RUN = ("preset", "steps", "seed", "commit", "curve", "checkpoints", "save_every", "profile")
 PEAK_TFLOPS = {"H100": 989, "H200": 989}  # dense, in bfloat16, of the SXM cards
 
@@ -38,7 +38,7 @@ class Report:
         self.pending: tuple[int, jax.Array] | None = None
 
     def add(self, step: int, loss: jax.Array) -> float | None:
-        """Records a started step, waits for the step before it, and returns that step's loss."""
+        """Records a started step, waits for the previous step, and returns the previous loss."""
         last, self.pending = self.pending, (step, loss)
         return None if last is None else self._wait(*last)
 
@@ -53,7 +53,7 @@ class Report:
         return self.losses[step]
 
     def print(self) -> None:
-        """Prints losses and, after enough steps, the speed and what its FLOPs count."""
+        """Prints losses and, after enough steps, the speed and the formula of its FLOPs."""
         if self.losses:
             first, last = min(self.losses), max(self.losses)
             print(f"loss {self.losses[first]:.4f} nats a token in step {first}", end=", ")
@@ -100,8 +100,8 @@ class Report:
         results_file.save(record, path)
 
     def speed(self) -> tuple[float, float, float]:
-        """Returns seconds a step, tokens a second, and TFLOP/s a device."""
-        # The first steps compile and fill the queue.
+        """Returns seconds per step, tokens per second, and TFLOP/s per device."""
+        # Leave out the first steps, which compile and fill the queue.
         seconds = float(statistics.median(np.diff(self.ends)[1:]))
         rate = self.tokens / seconds
         return seconds, rate, self.config.flops_per_token * rate / self.devices / 1e12
@@ -128,7 +128,7 @@ class Report:
 
 
 def _flag(name: str, value: object) -> str:
-    """Returns an option as it is written in a command."""
+    """Returns an option in the syntax of a command line."""
     option = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}"

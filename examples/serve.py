@@ -5,8 +5,8 @@ python -m examples.serve --preset h200 --requests 200                   # on a G
 python -m examples.serve --preset h200 --weights mxfp4
 
 The weights are quantised once. A server needs the exported programs and this package, but no model
-code. Requests are padded to a few sizes, because XLA compiles once for each. On a GPU of compute
-capability 9.0 the programs run the kernels.
+code. Requests are padded to a few sizes, because XLA compiles once for each size. On a GPU of
+compute capability 9.0 the programs run the kernels.
 
 With `--weights fp8`, tokens are FP8 too, and one program with a symbolic number of tokens serves
 all sizes. With "mxfp4", "int4" or "int8", tokens stay in bfloat16 and kernels read the packed
@@ -55,7 +55,7 @@ WEIGHTS = ("fp8", "mxfp4", "int4", "int8")
 
 
 def quantized(config: Config, seed: int, kind: str = "fp8") -> dict[str, Any]:
-    """Returns random parameters in the form that is served, in place of a checkpoint's."""
+    """Returns random quantised parameters in place of a checkpoint's."""
     shapes = {
         "wi_0": (config.experts, config.embed, config.hidden),
         "wi_1": (config.experts, config.embed, config.hidden),
@@ -73,7 +73,7 @@ def quantized(config: Config, seed: int, kind: str = "fp8") -> dict[str, Any]:
 
 
 def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
-    """Tokens [T, D] -> [T, D]."""
+    """Returns the layer's result [T, D] for tokens [T, D]."""
     routing = moe.route(x.astype(jnp.float32) @ params["gate"], config.top_k)
     weights = [params[name] for name in ("wi_0", "wi_1", "wo")]
     if weights[0].format.layout == "packed":
@@ -97,9 +97,9 @@ def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
 
 
 def export_layer(config: Config, params: Mapping[str, Any], tokens: int | None = None) -> bytes:
-    """Returns the layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]).
+    """Returns the layer as an exported function of (parameters, tokens [T, D]) for CPUs and GPUs.
 
-    The program takes `tokens` tokens, by default any number.
+    T is `tokens`, by default any number.
     """
     shape = (
         export.symbolic_shape(f"t, {config.embed}") if tokens is None else (tokens, config.embed)
@@ -124,7 +124,7 @@ class Server:
         self.buckets = sorted(programs)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Tokens [T, D] -> [T, D]; pads them to the next bucket for the program."""
+        """Returns the result [T, D] for tokens [T, D], which it pads to the next bucket."""
         if len(x) > self.buckets[-1]:
             raise ValueError(f"{len(x)} tokens do not fit the largest bucket, {self.buckets[-1]}")
         size = next(bucket for bucket in self.buckets if bucket >= len(x))
@@ -140,7 +140,7 @@ def _call_of(program: Path) -> Any:
 def programs_of(
     config: Config, params: Mapping[str, Any], kind: str, folder: Path
 ) -> dict[int, Path]:
-    """Writes the programs of a server, and returns the file of each bucket's program."""
+    """Writes the programs of a server, and returns the file of the program of each bucket."""
     found = {}
     for bucket in config.buckets:
         found[bucket] = folder / ("layer.bin" if kind == "fp8" else f"layer_{bucket}.bin")
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
             print(f"exported: {program.name}, {program.stat().st_size / 1e3:.0f} kB")
         server = Server(programs, params)
 
-    for bucket in config.buckets:  # A server compiles before its first request.
+    for bucket in config.buckets:  # compile before the first request
         server(np.zeros((bucket, config.embed), config.dtype))
     times: dict[int, list[float]] = {bucket: [] for bucket in config.buckets}
     for _ in range(options.requests):

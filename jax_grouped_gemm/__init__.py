@@ -1,41 +1,42 @@
-"""Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else.
+"""Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for other devices.
 
-Ragged matmuls. Rows belong to groups, and each group has its own matrix (mixture of experts):
+Ragged matmuls, in which rows belong to groups, and each group has its own matrix (mixture of
+experts):
 
-- `ragged_dot`, `ragged_dot_general`: drop-in replacements for `jax.lax`'s functions.
+- `ragged_dot`, `ragged_dot_general`: drop-in replacements for the functions of `jax.lax`.
 - `ragged_dot_accumulate`: adds a weight gradient to the sum over earlier microbatches.
-- `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): the MLPs of experts, activation included.
+- `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): compute the MLPs of experts, with activation.
 
-In FP8:
+FP8:
 
 - `fp8_ragged_dot` with a `Recipe`: quantises and multiplies, and is differentiable. MLPs of experts
   take a recipe too. `quantize_mlp` quantises their weights once for several calls.
-- `quantize_blockwise`, `quantize_weights`, `quantize_ragged`: values and scales.
-- `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
+- `quantize_blockwise`, `quantize_weights`, `quantize_ragged`: return values and scales.
+- `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: multiply quantised operands.
 
-Weights in 4 and 8 bits. Products take them in place of arrays:
+Weights in 4 and 8 bits, which products take in place of arrays:
 
-- `quantize`, `dequantize`, `from_codes`: a `QuantizedArray` in a `Format`.
-- `checkpoints`: readers of published files.
+- `quantize`, `dequantize`, `from_codes`: make and unpack a `QuantizedArray` in a `Format`.
+- `checkpoints`: reads published files.
 
 Lists of unequal problems:
 
-- `grouped_gemm`: general products, alpha A B + beta C.
+- `grouped_gemm`: computes general products, alpha A B + beta C.
 - `grouped_syrk`, `grouped_syr2k`, `grouped_herk`, `grouped_her2k`: BLAS's symmetric updates.
-- `grouped_symm_product`: products of symmetric matrices that commute.
+- `grouped_symm_product`: multiplies symmetric matrices that commute.
 
-Which kernel runs, and where:
+Choice of kernels:
 
-- `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`, `Transfer`), `is_available`,
-  `unavailable_reason`.
+- `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`, `Transfer`): says which kernels would run.
+- `is_available`, `unavailable_reason`: say whether kernels can run here.
 - `use_tiles` (`TileConfig`): overrides the choice of a compiled kernel.
-- `batch_invariant`: the bits of a row's result depend on no other row.
+- `batch_invariant`: makes the bits of a row's result independent of other rows.
 - `check_groups`: checks group sizes and offsets when a program runs.
-- `EXPORT_DISABLED_CHECKS`: for `jax.export`.
+- `EXPORT_DISABLED_CHECKS`: an argument of `jax.export`.
 
 Modules: `adapters` (for code that calls `jax.lax` or tokamax), `moe` (mixture-of-experts layers as
-functions), `flax.linen` and `flax.nnx` (as layers), `optim` (Muon, and FP8 weights out of the
-optimiser), `checkpoint_policies` (for `jax.checkpoint`).
+functions), `flax.linen` and `flax.nnx` (Flax layers), `optim` (Muon, and optimisers that write FP8
+weights), `checkpoint_policies` (for `jax.checkpoint`).
 """
 
 import importlib as _importlib
@@ -43,8 +44,8 @@ import warnings as _warnings
 from pkgutil import extend_path as _extend_path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# In a checkout, `python -m` finds these sources before the installed package, and the compiled
-# extension only there.
+# In a checkout, `python -m` finds these sources first, but only the installed package has the
+# compiled extension.
 __path__ = _extend_path(__path__, __name__)
 
 from jax_grouped_gemm._src.arguments import check_groups
@@ -84,7 +85,7 @@ from jax_grouped_gemm._src.tile_choices import use_tiles
 from jax_grouped_gemm._src.transfers import Transfer
 from jax_grouped_gemm._src.version import __version__
 
-# The public modules; the layers in `flax` need the extra of that name.
+# The public modules. The layers in `flax` need the extra `flax`, so they are not imported here.
 from jax_grouped_gemm import checkpoint_policies  # isort: skip
 
 if _TYPE_CHECKING:
@@ -142,10 +143,10 @@ __all__ = [
 ]
 
 EXPORT_DISABLED_CHECKS = _export_disabled_checks()
-"""Pass to `jax.export.export(..., disabled_checks=)` to export programs that call the kernels.
+"""Checks to pass as `disabled_checks` to `jax.export.export`, for programs that call the kernels.
 
 The name of a custom call ends in the version of its operands and attributes, so an exported program
-runs wherever that version of the custom call is registered.
+runs wherever this version of the custom call is registered.
 """
 
 
@@ -154,16 +155,16 @@ _DEPRECATED = {
     "QuantizedRows": "_src.fp8.quantize.api",
     "QuantizedWeights": "_src.fp8.quantize.api",
 }
-"""The module of each name that goes. Exported programs know the classes by names of their own."""
+"""The module of each deprecated name. Exported programs refer to the classes by other names."""
 
 
 def __getattr__(name: str):
-    """Imports the modules that take longest when asked for, and names that are deprecated."""
+    """Imports the slowest modules on first use, and deprecated names with a warning."""
     if module := _DEPRECATED.get(name):
         _warnings.warn(
-            f"jax_grouped_gemm.{name} is deprecated and will be removed in 0.4: functions take "
-            "QuantizedArrays in its place, or what quantize_weights, quantize_ragged and "
-            "quantize_mlp return as it is",
+            f"jax_grouped_gemm.{name} is deprecated and will be removed in 0.4: pass "
+            "QuantizedArrays, or the results of quantize_weights, quantize_ragged and quantize_mlp "
+            "unchanged",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -173,5 +174,5 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# Now rather than at the first use: raises ImportError if the installed jaxlib cannot run it.
+# Register now, so that an import and not the first call raises if jaxlib is too old.
 _register_targets()

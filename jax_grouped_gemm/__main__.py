@@ -1,6 +1,6 @@
 """Reports the environment, trains a small MoE language model, and prints its speed and losses.
 
-With several names after --implementation or --recipe, the same training runs once for each.
+If --implementation or --recipe has several names, the same training runs once for each name.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = []
     outcomes: list[
         TrainingRun | OutOfMemory
-    ] = []  # of all implementations, those that ran out of memory too
+    ] = []  # of all implementations, even if they ran out of memory
     interrupted = False
     for implementation, recipe in runs_to_make:
         try:
@@ -138,7 +138,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--preset",
         choices=["auto", *PRESETS],
         default="auto",
-        help="size of the model; auto (default): h200 where the kernels can run, cpu elsewhere",
+        help="size of the model; auto (default) means h200 if the kernels can run, else cpu",
     )
     usual = ", ".join(f"{preset.steps} for {name}" for name, preset in PRESETS.items())
     parser.add_argument(
@@ -152,29 +152,29 @@ def make_parser() -> argparse.ArgumentParser:
         type=lambda name: "xla" if name == "reference" else name,
         choices=IMPLEMENTATIONS,
         nargs="+",
-        help="of the ragged matmul (default: auto); xla is this package's in pure JAX, jax the "
-        "stock jax.lax.ragged_dot",
+        help="implementations of the ragged matmul (default: auto); xla is this package's pure "
+        "JAX, jax is stock jax.lax.ragged_dot",
     )
     parser.add_argument(
         "--recipe",
         choices=RECIPES,
         nargs="+",
         default=["preset"],
-        help="of the model: preset (default) computes in the preset's dtype, bf16 in bfloat16, fp8 "
-        "quantises what the ragged matmuls multiply, weights in the optimiser's step; with "
+        help="precision of the model: preset (default) is the preset's dtype, bf16 is bfloat16, "
+        "fp8 quantises operands of ragged matmuls, with weights quantised by the optimiser; in "
         "fp8-layers, layers quantise weights in each step",
     )
     parser.add_argument(
         "--devices",
         type=_devices,
         default=1,
-        help="that divide experts and tokens (default 1); on a machine without GPUs the CPU is as "
-        "many",
+        help="number of devices that divide experts and tokens (default 1); without a GPU, the CPU "
+        "is split into them",
     )
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="train with stock JAX beside the given implementations or all; fewer steps",
+        help="train with stock JAX too, and with all implementations if none is given; fewer steps",
     )
     parser.add_argument(
         "--output", type=Path, help="directory for runs.json and, with Matplotlib, loss.png"
@@ -183,17 +183,17 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _divide_cpu(devices: int) -> None:
-    """Splits the CPU into `devices`, for machines without a GPU, unless XLA_FLAGS does so."""
+    """Splits the CPU into `devices` devices, for machines without a GPU, unless XLA_FLAGS does."""
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError:
-        pass  # JAX has started, with as many as it has
+        pass  # JAX has started, so its number of devices is fixed
 
 
 def _check_output(parser: argparse.ArgumentParser, directory: Path) -> None:
-    """Ends the program now, rather than after the training, if nothing can be written there."""
+    """Ends the program before the training if nothing can be written to `directory`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -234,6 +234,6 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        # End by the signal itself, so that a shell's loop ends too, but without a traceback.
+        # End with the signal, so that a loop in a shell ends too, but print no traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

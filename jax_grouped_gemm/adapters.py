@@ -1,13 +1,13 @@
 """Lets code that calls `jax.lax.ragged_dot` or tokamax use the kernels of this package.
 
-- `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are this
-  package's; `replace_lax_always` replaces them in the whole process.
-- `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
+- `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` run this package's
+  functions; `replace_lax_always` replaces them in the whole process.
+- `tokamax_ragged_dot`: an implementation to pass to `tokamax.ragged_dot`.
 """
 
-# Replace the primitive, not the functions, so that functions imported earlier use this package too,
-# and so do traced equations that JAX evaluates again. A primitive's `bind` is not public, so its
-# form is checked before it is replaced.
+# Replace `bind` of the primitive and not the functions, so that functions that were imported
+# earlier, and traced equations that JAX evaluates again, use this package too. `bind` is not
+# public, so check its operands and parameters before replacing it.
 
 from __future__ import annotations
 
@@ -41,22 +41,21 @@ _NUMBERS = lax.RaggedDotDimensionNumbers(
     lhs_ragged_dimensions=(0,),
     rhs_group_dimensions=(0,),
 )
-# A part of the key of jit's caches, and of one thread.
+# This context belongs to a thread, and is part of the key of JAX's caches.
 _is_replaced = jax.make_user_context(False)
 _lock = threading.Lock()
-# On our `bind`, and by `functools.wraps` on wrappers of it. Others may have replaced `bind` too.
+# An attribute of this package's `bind`. `functools.wraps` copies it to wrappers of other packages.
 _MARK = "_is_of_jax_grouped_gemm"
 
 
 @contextlib.contextmanager
 def replace_lax() -> Iterator[None]:
-    """Context in which `jax.lax.ragged_dot` and `ragged_dot_general` are those of this package.
+    """Returns a context in which `jax.lax.ragged_dot` and `ragged_dot_general` run this package.
 
-    The context holds for calls that this thread makes or traces inside, with their derivatives,
+    The context covers calls that this thread makes or traces inside, with their derivatives,
     `jax.vmap` and `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted
     outside are traced again inside, but programs that were lowered, compiled or exported outside
-    keep JAX's product. The context can decorate functions, but not generators
-    or coroutines.
+    keep JAX's product. The context can decorate functions, but not generators or coroutines.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
@@ -64,8 +63,8 @@ def replace_lax() -> Iterator[None]:
     The functions accept the arguments of `jax.lax`, and some that `jax.lax` refuses. They treat
     negative and too large sizes as `ragged_dot` does, and have other error messages. If no kernel
     can run, this package's pure JAX implementation runs. JAX's own implementation runs for calls
-    that this package does not support. `jax.export` of programs with kernels
-    needs `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
+    that this package does not support. To export programs with kernels, pass
+    `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
       RuntimeError: this package does not know how the installed JAX builds these functions.
@@ -82,7 +81,8 @@ def replace_lax_always(replace: bool = True) -> None:
       replace: whether to replace the functions; False restores JAX's.
 
     Raises:
-      RuntimeError: as for `replace_lax`.
+      TypeError: `replace` is not a boolean.
+      RuntimeError: see `replace_lax`.
     """
     if not isinstance(replace, bool):
         raise TypeError(f"replace must be a boolean, got {replace!r}")
@@ -102,12 +102,12 @@ def tokamax_ragged_dot(
     activation: Any = None,
     **options: Any,
 ) -> jax.Array:
-    """An implementation of `tokamax.ragged_dot`, to be called by tokamax.
+    """Computes a ragged dot for tokamax, which calls it as an implementation.
 
         tokamax.ragged_dot(x, w, sizes, implementation=[jgg.adapters.tokamax_ragged_dot, "xla"])
 
-    Where no kernel can run, it computes the product in pure JAX. To have tokamax's own kernels
-    there, use it only if `jgg.is_available()`.
+    If no kernel can run, it computes the product in pure JAX. To use tokamax's own kernels in this
+    case, pass this function only if `jgg.is_available()`.
 
     Args:
       lhs, rhs, precision, preferred_element_type, group_offset: see `ragged_dot_general`.
@@ -120,8 +120,8 @@ def tokamax_ragged_dot(
       The product.
 
     Raises:
-      NotImplementedError: an operand is quantised, or `activation` or an option is given; tokamax
-        then takes the next implementation.
+      NotImplementedError: an operand is quantised, or `activation` or an option is given. Then
+        tokamax takes the next implementation.
     """
     given = [name for name, x in {"activation": activation, **options}.items() if x is not None]
     if given:
@@ -149,7 +149,7 @@ def _product(
     ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
     **options: Any,
 ) -> jax.Array:
-    """Returns the product of this package; an eager call of the usual one takes half the time."""
+    """Returns this package's product. `ragged_dot` takes half the time in eager calls."""
     if ragged_dot_dimension_numbers == _NUMBERS:
         return ragged_dot(lhs, rhs, group_sizes, **options)
     return ragged_dot_general(lhs, rhs, group_sizes, ragged_dot_dimension_numbers, **options)
@@ -169,8 +169,8 @@ def _original() -> Any:
     if [rest for _, *rest in built] != [[3, _PARAMETERS]]:
         raise RuntimeError(
             f"jax.lax.ragged_dot_general of JAX {jax.__version__} is built of {built} (primitives, "
-            f"their operands and parameters); replace_lax knows one of 3 operands and the "
-            f"parameters {_PARAMETERS}. Call jax_grouped_gemm.ragged_dot instead."
+            f"their operands and parameters); replace_lax supports one primitive of 3 operands and "
+            f"the parameters {_PARAMETERS}. Call jax_grouped_gemm.ragged_dot instead."
         )
     return equations[0].primitive
 
@@ -186,12 +186,12 @@ def _intercept() -> None:
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
             if not _is_replaced.value:
                 return bind(*operands, **params)
-            # JAX gets the calls that this package makes, and those that it does not support.
+            # JAX computes the calls that this package makes itself or does not support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
                 return _product(*operands, **params)
             return bind(*operands, **params)
 
-        # Profiles and errors of XLA then name the line of the user's code, as with stock JAX.
+        # Exclude this package, so that profiles and errors of XLA name lines of the user's code.
         from jax.extend import source_info_util  # late, because it is slow to import
 
         for path in (__file__, os.path.join(os.path.dirname(__file__), "_src", "")):

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def grouped_matmuls_saveable(primitive: Primitive, *_: Any, **__: Any) -> bool:
-    """Saves the results of grouped matmuls, recomputes everything else."""
+    """Saves the results of grouped matmuls, and recomputes everything else."""
     return primitive in ops and ops[primitive].is_matmul
 
 
 dots_and_grouped_matmuls_saveable = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_saveable, grouped_matmuls_saveable
 )
-"""Saves the results of grouped matmuls and of JAX's own dots, recomputes everything else."""
+"""Saves the results of grouped matmuls and of JAX's own dots, and recomputes everything else."""
 
 quantized_operands_saveable = jax.checkpoint_policies.save_only_these_names(FP8_LHS, FP8_RHS)
-"""Saves the quantised operands of `fp8_ragged_dot`, so that none is quantised twice."""
+"""Saves the quantised operands of `fp8_ragged_dot`, so that no operand is quantised twice."""
 
 grouped_matmuls_and_quantized_operands_saveable = jax.checkpoint_policies.save_from_both_policies(
     grouped_matmuls_saveable, quantized_operands_saveable

@@ -1,8 +1,8 @@
 """Dropless mixture-of-experts (MoE) feed-forward layers as pure functions.
 
-Every token is processed by its ``top_k`` best experts: there is no capacity, so no token is ever
-dropped and no row is ever padded. Tokens are sorted by expert and multiplied by the experts'
-matrices in three ragged matmuls:
+The ``top_k`` best experts of every token process it. Experts have no capacity, so no token is ever
+dropped and no row is ever padded. A layer sorts tokens by expert and multiplies them by the
+experts' matrices in three ragged matmuls:
 
     logits = jnp.dot(x, gate, precision="highest")             # [..., D] -> [..., E]
     routing = moe.route(logits, top_k=2)                       # experts and weights [..., 2]
@@ -101,11 +101,11 @@ def gated_activation(
     weights: jax.Array | None,
     activation: ActivationLike = "silu",
 ) -> jax.Array:
-    """``activation(gate) * up * weights``, rounded once.
+    """Returns ``activation(gate) * up * weights``, rounded once.
 
     Args:
       gate: [m, F].
-      up: [m, F], or None for experts without a gate: ``activation(gate) * weights``.
+      up: [m, F], or None for experts without up, which compute ``activation(gate) * weights``.
       weights: [m], or None for ones.
       activation: see `dropless_mlp`.
 
@@ -149,7 +149,7 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
       axis they are the matrix of `gated_ragged_dot(..., concatenated=True)`.
 
     Raises:
-      TypeError: `gate_up` is no array, or `axis` is not one of its axes or has an odd size.
+      TypeError: `gate_up` is not an array, or `axis` is not one of its axes or has an odd size.
     """
     shape = getattr(gate_up, "shape", None)
     if shape is None:
@@ -181,7 +181,7 @@ def dropless_mlp(
     token_axes: AxisNames | None = None,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """Expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
+    """Computes expert MLPs: the sum over a token's experts e of w_e ((act(x wi_0) * (x wi_1)) wo).
 
     Args:
       x: tokens [..., D].
@@ -193,7 +193,7 @@ def dropless_mlp(
         read the formats "mxfp4", "int4" and "int8" in the layout "packed" directly; otherwise each
         call dequantises the matrices to the dtype of x. With a recipe, all three may have the
         format "fp8_128x128" in the layout "rows", which FP8 products read directly.
-      biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
+      biases: biases for wi_0, wi_1 and wo, [E, F], [E, F] and [E, D], each of which may be None.
       activation: the function of gate and up, computed in at least float32: "silu", "gelu",
         "gelu_tanh", "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
         sigmoid(1.702 gate) (up + 1)); "clamped_silu" (DeepSeek-V4: silu, both clipped at 10); a
@@ -201,28 +201,26 @@ def dropless_mlp(
       apply_router_weight_on_input: whether a router weight multiplies the expert's input, as in
         Llama 4, instead of its result.
       precision: as in `jax.lax.ragged_dot`.
-      group_offset: scalar, the first expert that the weights hold, when they hold only a slice of
+      group_offset: scalar, the index of the weights' first expert, if the weights are a slice of
         the experts. Other experts then contribute exactly zero. Under shard_map with
         ``group_offset = axis_index * experts_per_device``, the sum over devices (``jax.lax.psum``)
         is therefore the result of the whole layer.
-      implementation: what computes the ragged matmuls. None, "cuda" and "xla" are as in
-        `jax_grouped_gemm.ragged_dot`; any function with the signature of `jax.lax.ragged_dot` works
-        too.
-      recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the
-        gradient of the result are then quantised once each. The layer has first derivatives in
-        reverse mode only. It computes in bf16 where bf16 is predicted to be faster, see
-        `jax_grouped_gemm.Recipe`. Without a recipe (None), matmuls are computed in the dtype of
-        their operands.
+      implementation: the implementation of the ragged matmuls: None, "cuda" or "xla" as in
+        `jax_grouped_gemm.ragged_dot`, or a function with the signature of `jax.lax.ragged_dot`.
+      recipe: recipe for matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`. Tokens and the gradient
+        of the result are then quantised once each. The layer has first derivatives in reverse mode
+        only. It computes in bf16 if bf16 is predicted to be faster, see `jax_grouped_gemm.Recipe`.
+        Without a recipe (None), matmuls are computed in the dtype of their operands.
       quantized: the result of `jax_grouped_gemm.quantize_mlp` for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
-        Pass the real weights in these three, because the layer reads them where it computes in
+        Pass the real weights in these arguments, because the layer reads them if it computes in
         bf16.
       token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
         under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
-        Weights that are split are gathered. None takes all auto axes whose product divides that
-        dimension; () leaves the layer to XLA, which computes every token on every device. Explicit
-        axes need no argument, because they are in the types of arrays. For experts that are split,
-        prefer `expert_parallel`, which sends tokens to the experts instead of gathering matrices.
+        Weights that are split are gathered. None takes all auto axes whose product divides the
+        first dimension; () leaves the layer to XLA, which computes every token on every device.
+        Explicit axes need no argument, because types have them. If experts are split, prefer
+        `expert_parallel`, which sends tokens to the experts instead of gathering matrices.
       batch_invariant: whether the bits of a token's result and of its gradient are independent of
         the other tokens of the call and of their number, so that sampling and training agree: see
         `jax_grouped_gemm.batch_invariant`. With a recipe, everything is then computed in FP8.
@@ -231,13 +229,13 @@ def dropless_mlp(
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
-      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
+      TypeError: an operand is not an array, or shapes or dtypes of operands do not fit together.
       ValueError: `activation` is not the name of an activation; or a recipe is given together with
         a precision, or with a function as the implementation; or `quantized` is given without a
         recipe; or `token_axes` names no auto axis of the mesh, or axes whose product does not
         divide the first dimension of `x`; or `batch_invariant` is given together with an
         implementation that is "xla" or a function.
-      NotImplementedError: `activation` closes over traced values where a recipe has forward and
+      NotImplementedError: `activation` closes over traced values, and a recipe has forward and
         dgrad in FP8.
     """
     activation = as_activation(activation)
@@ -249,7 +247,7 @@ def dropless_mlp(
     check_shapes("dropless_mlp", x, routing, gate, up, down, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, gate, up, down)
     experts = ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
-    # A Python number is an offset as well, which functions of the caller get as an array.
+    # Convert a Python number, because functions of the caller get the offset as an array.
     offset = None if group_offset is None else jnp.asarray(group_offset)
     whole = experts, offset, quantized
     experts_of = functools.partial(
@@ -271,18 +269,19 @@ def _on_device(
     whole: tuple[ExpertWeights, jax.Array | None, QuantizedMlp | None],
     _axes: tuple[str, ...],
 ) -> jax.Array:
-    """`dropless_mlp` of the tokens that a device has."""
+    """Computes `dropless_mlp` for the tokens of a device."""
     (x, routing), (matrices, group_offset, quantized) = tokens, whole
     experts = experts_of(weights=matrices, quantized=quantized)
     rows_of_groups = math.prod(routing.experts.shape), routing.logits.shape[-1]
     experts, chosen = experts.by_plan(x, *rows_of_groups, routing.experts, are_copies=True)
     routing, of_rows = routing._replace(experts=chosen), experts.of_rows
-    # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
-    # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
+    # Inside shard_map, gradients of replicated tokens are summed over devices where the tokens are
+    # cast to vary. Cast here, so that the sum has [T, D] elements. The casts of the matmuls would
+    # give two sums of [T*k, D].
     x = vary_over(x, varying_axes(x, *jax.tree.leaves(matrices)))
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
-    # Not -1: no reshape infers one dimension of an array without elements.
+    # Do not use -1, because `reshape` cannot infer a dimension of an array without elements.
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     rows, groups = Rows(flat, order // inverse.shape[1], inverse), Groups(group_sizes, group_offset)
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
@@ -295,7 +294,7 @@ def _on_device(
     if takes_tokens:
         out = experts.mlp(rows, weights, groups, combines=sums_rows)
     else:
-        # Zero in rows whose expert is not here, where a weight that is no number would stay one.
+        # Zero the weights of rows whose expert is not here, because a NaN would stay NaN.
         owned = owned_rows(*indices, matrices.count, order.shape[0])
         weights = row_weights(weights, owned, weights)
         copies = dispatch(flat, expert_order, implementation=of_rows)

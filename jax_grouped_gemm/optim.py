@@ -1,11 +1,11 @@
-"""Optimisers: AdamW and any Optax chain that write FP8 weights, and Muon.
+"""Optimisers: Muon, and AdamW and Optax transformations that write FP8 weights.
 
-`adamw` and `quantized` make an `Optimizer`, whose state has the FP8 weights of the next forward
+`adamw` and `quantized` return an `Optimizer`, whose state has the FP8 weights of the next forward
 pass. The pass that updates the float32 weights also writes the FP8 weights.
 
 `muon` is momentum with orthogonalised updates. Newton-Schulz orthogonalisation consists of
-symmetric products of small matrices and of products with the large ones. One launch computes such a
-product for all matrices of a model, whatever their shapes.
+symmetric products of small matrices, and of products of small and large matrices. One launch
+computes such a product for all matrices of a model, whatever their shapes.
 
 Muon is described at https://kellerjordan.github.io/posts/muon/.
 """

@@ -1,6 +1,6 @@
 """CUTLASS's own grouped kernels, in a library that `build.sh` compiles from CUTLASS's headers.
 
-They are peers only: nothing here is part of the package, and none of its kernels is in the library.
+They are peers only. The package does not use them, and the library has no kernel of the package.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ BUILD = "benchmarks/cutlass/build.sh"
 
 
 class Problem(ctypes.Structure):
-    """A product or an update of matrices in device memory (`plan.h`)."""
+    """A product or a symmetric update of matrices in device memory (`plan.h`)."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("m", "n", "k")),
@@ -44,15 +44,15 @@ def library() -> ctypes.CDLL:
 
 
 class Plan:
-    """Problems bound to a kernel, with everything done that CUTLASS does once for a list.
+    """A kernel and its problems, after all work that CUTLASS does once for a list.
 
     Args:
       kernel: a name in `kernels.h`.
-      problems: what it computes; their memory has to live as long as the plan.
-      sort: puts them in the order of descending k, as CUTLASS's `sort_problems` does.
+      problems: the problems. Their memory has to live as long as the plan.
+      sort: whether to sort problems by descending k, as CUTLASS's `sort_problems` does.
 
     Raises:
-      RuntimeError: with CUTLASS's reason.
+      RuntimeError: CUTLASS refuses the problems. The message has the reason.
     """
 
     def __init__(self, kernel: str, problems: Sequence[Problem], sort: bool = False):

@@ -1,1 +1,1 @@
-"""A driver of the kernels without JAX, and the comparison of two builds with it."""
+"""A program that runs the kernels without JAX, and a comparison of two of its builds."""

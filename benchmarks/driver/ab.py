@@ -2,8 +2,8 @@
 
 python -m benchmarks.driver.ab old_driver new_driver --shapes dsv3_up qwen3_up --ops forward wgrad
 
-The two take turns, a process each, in a new random order every round; the ratio is the first one's
-time over the second one's in the same round. `build.sh` builds a driver.
+In each round, both drivers run once, in a random order, each in a process of its own. The ratio is
+the first driver's time over the second driver's in the same round. `build.sh` builds a driver.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from benchmarks.harness.report import table
 from benchmarks.rank_k import UPDATES
 
 UPDATE_OPS = ("syrk", "syr2k", "syr2k_f64", "her2k_c128")
-# Weight gradients that are added to what is there, by the kernel or by a pass of its own.
+# Weight gradients that the kernel, or a separate pass, adds to an accumulator.
 SUMS = {"wgrad_add": "tn_f32_add", "wgrad_then_add": "tn_f32_then_add"}
 MEMORY = (*QUANTIZERS, "copy")  # their TFLOP/s are TB/s
 ALL_OPS = {**OPS, **PRODUCTS}
@@ -32,12 +32,12 @@ class Timing:
     """The driver's times of one problem."""
 
     us: float
-    tflops: float  # TB/s where bytes are what counts
-    worst_error: float  # over what rounding explains
+    tflops: float  # TB/s for `MEMORY`
+    worst_error: float  # relative to the error that rounding explains
 
 
 def problem_line(op: str, shape: Shape, distribution: str, seed: int) -> str:
-    """A ragged product, a sum or a quantiser in the driver's terms: see problem.h."""
+    """Returns the driver's line for a ragged product, a sum or a quantiser; see problem.h."""
     of = "forward" if op in MEMORY else "wgrad_f32" if op in SUMS else op
     case = Case(shape, ALL_OPS[of], distribution, seed=seed)
     problem = case.problem
@@ -71,7 +71,7 @@ def problem_lines(options: argparse.Namespace) -> list[str]:
 
 
 def run_driver(driver: Path, lines: Sequence[str], arguments: Sequence[str]) -> dict[str, Timing]:
-    """One process of a driver over all problems."""
+    """Runs all problems in one process of a driver, and returns the times by problem."""
     command, given = [str(driver.resolve()), *arguments], "\n".join(lines) + "\n"
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -92,7 +92,7 @@ def alternate(
 
 
 def summary(found: Sequence[Sequence[dict[str, Timing]]]) -> str:
-    """A line a problem: microseconds and TFLOP/s of each driver, and the median of the ratios."""
+    """Returns a table of us and TFLOP/s of each problem and driver, and the median ratios."""
     rows = []
     for label in found[0][0]:
         row = [label]
@@ -116,8 +116,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_choices(parser, "--ops", ops, ["forward", "dgrad", "wgrad"])
     add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
     add("--rounds", type=int, default=5, help="processes of each driver")
-    add("--seed", type=int, default=0, help="of the group sizes")
-    add("--driver-options", default="", metavar="TEXT", help='for the driver: "--rounds 10"')
+    add("--seed", type=int, default=0, help="seed of the group sizes")
+    add("--driver-options", default="", metavar="TEXT", help='such as "--rounds 10"')
     options = parser.parse_args(arguments)
     if len(options.drivers) > 2:
         parser.error("more than two drivers")

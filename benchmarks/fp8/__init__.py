@@ -1,1 +1,1 @@
-"""FP8 products, quantisers and training steps: `python -m benchmarks.fp8`."""
+"""Measures FP8 products, quantisers and training steps: `python -m benchmarks.fp8`."""

@@ -1,4 +1,4 @@
-"""FP8 products against their peers, quantisers, and steps of training.
+"""Measures FP8 products and their peers, quantisers, and steps of training.
 
 python -m benchmarks.fp8 --output benchmarks/results/fp8.json
 """
@@ -21,10 +21,10 @@ from benchmarks.peers.torch_scaled import DenseScaledMm, TorchScaledGroupedMm
 
 
 def peers() -> list[Peer]:
-    """The products, in the order of the tables.
+    """Returns the products, in the order of the tables.
 
-    Peers whose scales differ from the case's get operands quantised their way from the same data,
-    and are checked against the product of those operands.
+    Peers with other scales than the case quantise the same data with their own scales, and are
+    checked against the product of these operands.
     """
     return [
         OursScaled(),
@@ -40,7 +40,7 @@ def peers() -> list[Peer]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--ops", OPS)
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="of the default cases")
+    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="only cases of these shapes")
     add_choices(parser, "--distributions", DISTRIBUTIONS)
 
 

@@ -1,4 +1,4 @@
-"""The cases of FP8, as plain data."""
+"""The FP8 cases, as plain data."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ TINY_SHAPES = ("tiny", "tiny_fine")
 
 
 def fp8_case(shape: Shape, op: str, distribution: str, seed: int = 0) -> Case:
-    """A product of FP8 operands, or what is measured on the tensors of a bfloat16 one."""
+    """Returns a case of an FP8 product, or of another op on a bfloat16 product's tensors."""
     of = PRODUCTS.get(op) or Op(op, "x", "w")
     return Case(shape, of, distribution, DTYPE if op in PRODUCTS else "bfloat16", seed)
 
 
 def of_bf16(case: Case, op: str) -> Case:
-    """A bfloat16 product of the same shape and sizes."""
+    """Returns the case of a bfloat16 product of the same shape and group sizes."""
     return Case(case.shape, BF16_OPS[op], case.distribution, seed=case.seed)
 
 

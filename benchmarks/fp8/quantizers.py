@@ -1,4 +1,4 @@
-"""Quantisers as fractions of copy bandwidth: rows, weights with their transpose, ragged rows."""
+"""Measures quantisers of rows, of weights and their transpose, and of ragged rows."""
 
 import dataclasses
 import functools
@@ -18,14 +18,14 @@ from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementa
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
-# On a GPU, XLA divides by `rcp.approx`: the inverse of a scale may be off by a unit in the last
-# place, and one element in some 10^7 then lies on the other side of a tie. Scales themselves are
-# products and have to be the same. The tests compare every bit with NumPy's.
+# On a GPU, XLA divides by `rcp.approx`. The inverse of a scale may be off by a unit in the last
+# place, so about one element in 10^7 lies on the other side of a tie. Scales are products and have
+# to be equal. The tests compare every bit with NumPy's.
 MOST_DIFFERING = 1e-6
 
 
 def quantizer(op: str, implementation: str) -> Quantizer:
-    """The function of (x, group sizes), or of (x,) alone, that is measured."""
+    """Returns the function of (x, group sizes), or of (x,) alone, that is measured."""
     functions = {
         "quantize_rows": jgg.quantize_blockwise,
         "quantize_weights": jgg.quantize_weights,
@@ -35,7 +35,7 @@ def quantizer(op: str, implementation: str) -> Quantizer:
 
 
 def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
-    """The array that the case quantises: the weights or the rows of a forward product."""
+    """Returns the array that the case quantises, the weights or the rows of a forward product."""
     x, w, sizes = inputs.operands(of_bf16(case, "forward"))
     of = {"quantize_rows": (x,), "quantize_weights": (w,), "quantize_ragged": (x, sizes)}
     return of[case.op.name]
@@ -43,7 +43,7 @@ def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
 
 @jax.jit
 def differing_share(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> jax.Array:
-    """The share of quantised elements whose bits differ; one if any scale's do."""
+    """Returns the share of quantised elements whose bits differ; one if any scale differs."""
     differing, count, same_scales = 0, 0, True
     for ours, theirs in zip(results, expected, strict=True):
         differs = _bits(ours) != _bits(theirs)

@@ -1,4 +1,4 @@
-"""The cost of a layer in training: quantisers and all three products, against bfloat16's three."""
+"""Measures a layer in training: FP8 quantisers and three products, or three bfloat16 products."""
 
 import dataclasses
 import functools
@@ -18,13 +18,16 @@ from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementa
 
 Product = Callable[..., jax.Array]
 
-# The limit of the angle between FP8's and bfloat16's results, on normal data.
+# The limit of 1 - cosine of the angle between FP8's and bfloat16's results, on normal data.
 COSINE_LIMIT = 1e-3
 RESULTS = ("out", "d_lhs", "d_rhs")
 
 
 def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-    """(lhs, rhs, group sizes, cotangent) -> result and both operands' cotangents."""
+    """Returns a function that computes a product and the cotangents of both operands.
+
+    Its operands are lhs, rhs, group sizes and the cotangent of the result.
+    """
 
     def function(lhs, rhs, group_sizes, cotangent):
         out, transpose = jax.vjp(lambda lhs, rhs: product(lhs, rhs, group_sizes), lhs, rhs)
@@ -34,7 +37,7 @@ def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Arra
 
 
 def products() -> dict[str, Product]:
-    """The ways that are compared: FP8 products, bfloat16 products, and other recipes of FP8."""
+    """Returns the products to compare: of FP8, of bfloat16, and of another FP8 recipe."""
     pinned = {"implementation": pinned_implementation()}
     fp8 = functools.partial(jgg.fp8_ragged_dot, **pinned)
     return {
@@ -53,10 +56,10 @@ def peers() -> list[Peer]:
 
 @jax.jit
 def cosine_distances(results, expected) -> jax.Array:
-    """1 - cosine of the angle between each pair of arrays, in float32."""
+    """Returns 1 - cosine of the angle between each pair of arrays, in float32."""
 
     def distance(a, b):
-        # 1 - cos = |a / |a| - b / |b||^2 / 2, which does not cancel where the angle is small.
+        # Use 1 - cos = |a / |a| - b / |b||^2 / 2, which does not cancel if the angle is small.
         a, b = (x.astype(jnp.float32) for x in (a, b))
         return jnp.sum((a / jnp.linalg.norm(a) - b / jnp.linalg.norm(b)) ** 2) / 2
 
@@ -64,7 +67,7 @@ def cosine_distances(results, expected) -> jax.Array:
 
 
 def work(case: Case, inputs: Inputs) -> Workload:
-    """A step, judged by the angle to bfloat16's results: `cosine_distance` in the record."""
+    """Returns the workload of a step, judged by `cosine_distances` to bfloat16's results."""
     lhs, rhs, sizes = inputs.operands(of_bf16(case, "forward"))
     _, cotangent, _ = inputs.operands(of_bf16(case, "wgrad"))
     operands = (lhs, rhs, sizes, cotangent)

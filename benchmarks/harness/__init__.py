@@ -1,1 +1,1 @@
-"""Cases, inputs, checks, clocks, sessions and results: what all benchmarks are made of."""
+"""The parts of all benchmarks: cases, inputs, checks, clocks, sessions and results."""

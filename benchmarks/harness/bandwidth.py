@@ -1,6 +1,6 @@
-"""The speed of memory alone: a large copy on the device, and writing as much without reading.
+"""Measures the speed of memory alone: of a large copy on the device, and of writing alone.
 
-A result that is nearly all of a problem's traffic has its floor at the speed of writing.
+If the result is nearly all of a problem's traffic, the speed of writing is the bound.
 """
 
 import ctypes
@@ -24,10 +24,9 @@ from benchmarks.harness.peer import (
 
 
 def buffer_bytes() -> int:
-    """Size of the array that is copied or filled.
+    """Returns the size of the array that is copied or filled.
 
-    On a GPU it is far past the L2 cache and takes long enough that a launch's fixed cost is lost in
-    it; a CPU's bandwidth is of no interest here.
+    On a GPU it is much larger than the L2 cache, and takes much longer than a launch.
     """
     return 2**30 if on_gpu() else 2**22
 
@@ -40,8 +39,8 @@ def copy_call() -> Call:
 
 
 def memset_call() -> Call:
-    """A call that writes `buffer_bytes()` with the driver's memory set."""
-    # XLA's own kernels for this are far from what memory allows.
+    """Returns a call that writes `buffer_bytes()` with the driver's memory set."""
+    # XLA's own kernels for this are much slower than memory allows.
     if reason := missing_module("torch") or without_gpu():
         raise NotOffered(reason)
     import torch
@@ -52,7 +51,7 @@ def memset_call() -> Call:
     buffer = torch.empty(buffer_bytes(), dtype=torch.uint8, device="cuda")
 
     def run():
-        # On the legacy default stream, which is PyTorch's.
+        # Use the legacy default stream, which is PyTorch's stream.
         if error := driver.cuMemsetD8Async(buffer.data_ptr(), 0x5A, buffer_bytes(), None):
             raise RuntimeError(f"cuMemsetD8Async: CUDA driver error {error}")
         return buffer
@@ -61,7 +60,7 @@ def memset_call() -> Call:
 
 
 def moved_bytes(name: str) -> int:
-    """Bytes that one call of `copy` or `memset` reads and writes, together."""
+    """Returns the bytes that a call of `copy` or `memset` reads and writes together."""
     return buffer_bytes() * (2 if name == "copy" else 1)
 
 
@@ -79,5 +78,5 @@ class Bandwidth(Peer):
 
 
 def bandwidth_peers() -> tuple[Bandwidth, ...]:
-    """A copy, and the driver's memory set."""
+    """Returns a copy, and the driver's memory set."""
     return Bandwidth("copy", copy_call), Bandwidth("memset", memset_call)

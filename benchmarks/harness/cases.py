@@ -1,6 +1,6 @@
-"""The cases, as plain data: named shapes, operations and group size distributions.
+"""The cases, as plain data: named shapes, operations and distributions of group sizes.
 
-Nothing here touches a device, so that tests can use the same cases.
+This module does not use a device, so that tests can use the same cases.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """One MoE projection: `rows` tokens over `groups` experts, whose weights are k x n each."""
+    """A projection of an MoE layer: `rows` rows for `groups` experts, whose weights are k x n."""
 
     name: str
     groups: int
@@ -47,14 +47,13 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape("fine256_k256", 256, 65536, 256, 7168),
         Shape("fine256_n256", 256, 65536, 2048, 256),
     ),
-    # Weight gradients of a fixed number of tokens a group; few tokens and columns a group, at large
-    # and small K.
+    # Weight gradients of a fixed number of rows for each group, and groups of few rows at small K.
     "fp8": (
         Shape("wgrad_g4_8192", 4, 32768, 4096, 7168),
         Shape("wgrad_g8_4096", 8, 32768, 7168, 2048),
         Shape("g256_m128_k512", 256, 32768, 512, 7168),
     ),
-    # Low-rank adapters of experts: results, or what is contracted, are as narrow as the rank.
+    # Low-rank adapters of experts: n or k is the rank.
     "adapters": (
         Shape("rank16_down", 64, 32768, 4096, 16),
         Shape("rank16_up", 64, 32768, 16, 4096),
@@ -64,7 +63,7 @@ SUITES: dict[str, tuple[Shape, ...]] = {
     "decode": tuple(
         Shape(f"decode_r{rows}", 32, 32 * rows, 7168, 4096) for rows in (1, 2, 4, 8, 16, 32, 64)
     ),
-    # Small enough for a CPU: `run.py --dry-run` exercises every step of a measurement with them.
+    # Small enough for a CPU. Dry runs use these shapes.
     "tiny": (Shape("tiny", 4, 256, 64, 128), Shape("tiny_fine", 16, 128, 128, 64)),
 }
 SHAPES: dict[str, Shape] = {shape.name: shape for suite in SUITES.values() for shape in suite}
@@ -72,12 +71,11 @@ SHAPES: dict[str, Shape] = {shape.name: shape for suite in SUITES.values() for s
 
 @dataclass(frozen=True)
 class Op:
-    """A ragged matmul over a layer's tensors.
+    """A ragged matmul of two of a layer's tensors.
 
-    The tensors of a `Shape`: x [rows, k], w [groups, k, n], wt [groups, n, k] (the same weights
-    stored the other way round) and dy [rows, n]. An op multiplies two of them. `contracting` is the
-    weight gradient, whose ragged dimension is summed over; otherwise the rows stay, and
-    `transpose_rhs` says that the weights' last dimension is the contracted one.
+    The tensors of a `Shape` are x [rows, k], w [groups, k, n], wt [groups, n, k] (the transposed
+    weights) and dy [rows, n]. A `contracting` op is a weight gradient, which sums over rows. Other
+    ops keep the rows; `transpose_rhs` says that they contract the last dimension of the weights.
     """
 
     name: str
@@ -102,7 +100,7 @@ OPS: dict[str, Op] = {
 
 
 def tensor_shape(shape: Shape, tensor: str) -> tuple[int, ...]:
-    """Dimensions of one of the tensors that `Op` names."""
+    """Returns the dimensions of a tensor that `Op` names."""
     return {
         "x": (shape.rows, shape.k),
         "w": (shape.groups, shape.k, shape.n),
@@ -112,7 +110,7 @@ def tensor_shape(shape: Shape, tensor: str) -> tuple[int, ...]:
 
 
 def _drawn(popularity: Callable[[np.random.Generator, int], np.ndarray]):
-    """Sizes of groups that each row draws by their popularity."""
+    """Returns a function that draws a group for each row by the groups' popularity."""
 
     def sizes(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
         weights = popularity(rng, groups)
@@ -132,24 +130,25 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] 
 
 
 def group_sizes(distribution: str, groups: int, rows: int, seed: int = 0) -> np.ndarray:
-    """int32 [groups] sizes that sum to `rows`; the same arguments give the same sizes.
+    """Returns int32 sizes [groups] that sum to `rows`. Equal arguments give equal sizes.
 
-    uniform: equal to within a row. The others draw a group for each row, by popularity: equal
-    (multinomial), Dirichlet(4) (random, the usual unaligned load of a trained router), 1/rank
-    (zipf), exp(N(0, 1)) (lognormal). one_hot: every row in one group.
+    "uniform" sizes differ by one row at most. "one_hot" has all rows in one group. Other
+    distributions draw a group for each row, by a popularity that is equal ("multinomial"),
+    Dirichlet(4) ("random", like the load of a trained router), 1/rank ("zipf") or exp(N(0, 1))
+    ("lognormal").
     """
-    # Keyed by name, so that adding a distribution does not change the others.
+    # The seed has the name, so that adding a distribution does not change the sizes of others.
     rng = np.random.default_rng([seed, zlib.crc32(distribution.encode()), groups, rows])
     return DISTRIBUTIONS[distribution](rng, groups, rows).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One ragged matmul without its group sizes: all that a compiled program depends on.
+    """A ragged matmul without its group sizes, which is all that a compiled program depends on.
 
-    Non-contracting: lhs [m, k] x rhs [groups, k, n] (or [groups, n, k] with `transpose_rhs`) gives
-    [m, n]. Contracting: lhs [m, k] x rhs [m, n] gives [groups, k, n]. The precision is that of
-    float32 operands.
+    A non-contracting matmul of lhs [m, k] and rhs [groups, k, n] (or [groups, n, k] with
+    `transpose_rhs`) gives [m, n]. A contracting one of lhs [m, k] and rhs [m, n] gives
+    [groups, k, n]. The precision is for float32 operands.
     """
 
     contracting: bool
@@ -209,15 +208,15 @@ def row_ranges(sizes: np.ndarray) -> list[tuple[int, int]]:
 
 
 def flops(problem: Problem, sizes: np.ndarray) -> int:
-    """Multiplications and additions for the rows that belong to a group."""
+    """Returns the number of multiplications and additions for the rows that groups own."""
     return 2 * int(np.sum(sizes)) * problem.k * problem.n
 
 
 def unavoidable_bytes(problem: Problem, sizes: np.ndarray) -> int:
-    """The least traffic with device memory: operands in use read once, the result written once.
+    """Returns the least traffic with memory: used operands are read once, results written once.
 
-    The weights of an empty group need not be read, but its slice of a weight gradient is written,
-    and so is every row of a non-contracting result.
+    The weights of an empty group need not be read, but its weight gradient is written, as is every
+    row of a non-contracting result.
     """
     rows = int(np.sum(sizes))
     if problem.contracting:
@@ -236,7 +235,7 @@ def itemsize(dtype: str) -> int:
 
 
 def select_shapes(names: list[str]) -> list[Shape]:
-    """Shapes from a mixture of shape and suite names, in order and without repeats."""
+    """Returns the shapes for names of shapes or suites, in order and without repeats."""
     chosen: dict[str, Shape] = {}
     for name in names:
         suite = SUITES.get(name) or ((SHAPES[name],) if name in SHAPES else None)

@@ -1,4 +1,4 @@
-"""Whether a peer computed the right thing, before any of its times count."""
+"""Checks the result of a peer before its times count."""
 
 import dataclasses
 import functools
@@ -17,21 +17,21 @@ FP8_ERROR = 1e-3
 
 @dataclass(frozen=True)
 class Error:
-    """Relative errors ||out - reference|| / ||reference||: of the whole result, of its worst row.
+    """Relative errors ||out - reference|| / ||reference|| of the whole result and its worst row.
 
-    The worst row is there because one wrong tile of thousands hardly moves the norm of the whole.
-    Suites that judge otherwise have what they judge by as `total`, and no worst row.
+    The worst row detects a single wrong tile, which hardly changes the norm of the whole result.
+    Suites with another measure of error store it as `total`, and have no worst row.
     """
 
     total: float
     worst_row: float | None = None
 
     def acceptable(self, problem: Problem, tolerance: float = 0.0) -> bool:
-        """Whether rounding the result and accumulating in float32 explain the error; NaN does not.
+        """Returns whether rounding and accumulating in float32 explain the error. NaN fails.
 
-        Rounding to nearest alone leaves about a quarter of `total`'s bound for a 16-bit result, and
-        so does rounding both operands to TF32. FP8 tensor cores keep about 14 bits of a sum.
-        `tolerance` is allowed whatever the problem.
+        Rounding a 16-bit result to nearest uses about a quarter of the bound for `total`, and so
+        does rounding both operands to TF32. FP8 tensor cores keep about 14 bits of a sum. The bound
+        is at least `tolerance`.
         """
         bound = max(float(jnp.finfo(problem.out_dtype).eps) / 2, 1e-4)
         if problem.dtype == "float32" and problem.precision == "default":
@@ -41,14 +41,14 @@ class Error:
         return self.within(max(bound, tolerance))
 
     def within(self, bound: float) -> bool:
-        """Whether the whole is within a bound, and the worst row within twice as much."""
+        """Returns whether the total is at most `bound`, and the worst row at most twice that."""
         return self.total <= bound and (self.worst_row is None or self.worst_row <= 2 * bound)
 
 
 def reference(
     problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
 ) -> jax.Array:
-    """The result in float32, from plain dots over tiles of rows: the package's reference."""
+    """Returns the result in float32 by the package's pure JAX reference."""
     exact = dataclasses.replace(problem, precision="highest", out_dtype="float32")
     return _reference(exact, lhs, rhs, jnp.asarray(group_sizes))
 
@@ -56,7 +56,7 @@ def reference(
 @functools.partial(
     jax.jit,
     static_argnums=0,
-    # One default algorithm is good enough here, and autotuning would take seconds a problem.
+    # Do not autotune, because it takes seconds for each problem.
     compiler_options={"xla_gpu_autotune_level": 0},
 )
 def _reference(problem, *operands):
@@ -64,7 +64,7 @@ def _reference(problem, *operands):
 
 
 def compare(out: jax.Array, expected: jax.Array) -> Error:
-    """How far `out` is from the float32 result of `reference`."""
+    """Returns the error of `out` relative to the float32 result of `reference`."""
     total, worst_row = _relative_errors(out, expected)
     return Error(float(total), float(worst_row))
 
@@ -76,7 +76,7 @@ def _relative_errors(out, expected):
     def relative(axis):
         error = jnp.linalg.norm(difference, axis=axis)
         scale = jnp.linalg.norm(expected, axis=axis)
-        # A result that must be exactly zero has no scale, and the square of a tiny error is zero.
+        # Compare exactly if the expected result is zero, because squares of tiny errors are zero.
         exact = jnp.all(difference == 0, axis=axis)
         return jnp.where(scale > 0, error / scale, jnp.where(exact, 0.0, jnp.inf))
 

@@ -1,4 +1,4 @@
-"""A suite's command line: the options that all have, one session, one format of results."""
+"""The command line of a suite, with the options that all suites have."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from benchmarks.harness.session import Job, Session, watched
 
 
 def parser_of(module: str, description: str) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring as it stands."""
+    """Returns a parser whose help is the module's docstring, unformatted."""
     return argparse.ArgumentParser(
         f"python -m {module}",
         description=description,
@@ -24,7 +24,7 @@ def parser_of(module: str, description: str) -> argparse.ArgumentParser:
 def add_choices(
     parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: Sequence[str] = ()
 ) -> None:
-    """An option that takes some of these names, by default all."""
+    """Adds an option that takes some of `names`, by default all of them."""
     names = list(names)
     metavar = option.removeprefix("--").removesuffix("s").upper()
     parser.add_argument(
@@ -38,17 +38,17 @@ class Command:
     """A suite of the harness.
 
     Attributes:
-      module: the suite's, which `python -m` runs.
-      description: for the help; the suite's docstring.
-      jobs: of (options, session): what is to be measured, the most wanted first.
+      module: the suite's module, which `python -m` runs.
+      description: the suite's docstring, for the help.
+      jobs: returns the jobs for (options, session), the most important ones first.
       add_arguments: adds the suite's own options to a parser.
-      complete: changes the parsed options, so that `jobs` finds data instead of names and a dry run
-        is small. A ValueError becomes an error of the command line.
+      complete: changes the parsed options, for example to replace names by data, or to make a dry
+        run small. A ValueError becomes an error of the command line.
       timed: whether the suite measures device time; otherwise it has no `--rounds`, `--recorder`
         and `--no-host`.
       rounds, time_limit: defaults of the options.
-      summarize: of the cases, for the results' `summary`.
-      texts: of the results, printed at the end.
+      summarize: returns the `summary` of the results for their cases.
+      texts: returns the texts to print at the end for the results.
     """
 
     module: str
@@ -69,7 +69,6 @@ class Command:
         options = parser.parse_args(arguments)
         if options.dry_run and self.timed:
             options.rounds = 2
-            # No profiler where there is no GPU.
             options.recorder = "auto" if on_gpu() else "clock"
         try:
             self.complete(options)
@@ -95,7 +94,7 @@ class Command:
 
     def _add_common(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--seed", type=int, default=0, help="of the data and the group sizes")
+        add("--seed", type=int, default=0, help="seed of the data and the group sizes")
         limit = self.time_limit
         add(
             "--time-limit",
@@ -104,9 +103,9 @@ class Command:
             metavar="S",
             help="skip cases after S seconds",
         )
-        add("--output", type=Path, metavar="JSON", help="where to write the results")
+        add("--output", type=Path, metavar="JSON", help="file for the results")
         add("--commit", help="the measured commit, in a copy without git")
-        add("--dry-run", action="store_true", help="every step with tiny shapes, on any machine")
+        add("--dry-run", action="store_true", help="run with tiny shapes, on any machine")
         if not self.timed:
             return
         add("--rounds", type=int, default=self.rounds, help="rounds of the interleaved timing")

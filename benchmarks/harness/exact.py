@@ -1,8 +1,7 @@
-"""Operands and float64 references of any shapes, without a program for each.
+"""Draws operands and computes float64 references without compiling a program for each shape.
 
-XLA compiles a program for every shape; PyTorch's kernels take any. So operands are drawn and
-results are judged by PyTorch on the GPU. Elsewhere, and without PyTorch, NumPy does the same: what
-is written here holds for arrays of both.
+PyTorch does this on a GPU, because its kernels take any shape. On other devices, or without
+PyTorch, NumPy does it. Functions with arguments `Any` take arrays of both.
 """
 
 import ctypes
@@ -26,7 +25,7 @@ def by_torch() -> bool:
 
 
 def normal(shape: Sequence[int], dtype: str, seed: Sequence[int]) -> jax.Array:
-    """Normally distributed, drawn in float32 at least."""
+    """Returns normally distributed numbers, drawn in float32 at least."""
     seeds = np.random.SeedSequence(seed)
     if not by_torch():
         rng = np.random.default_rng(seeds)
@@ -46,7 +45,7 @@ def normal(shape: Sequence[int], dtype: str, seed: Sequence[int]) -> jax.Array:
 
 
 def wide(x: Any) -> Any:
-    """In float64 or complex128: a tensor on the GPU, or NumPy's array."""
+    """Returns x in float64 or complex128, as a tensor on the GPU or a NumPy array."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     if not by_torch():
         return np.asarray(x).astype(np.complex128 if is_complex else np.float64)
@@ -59,8 +58,8 @@ def wide(x: Any) -> Any:
 def poison(result: Any) -> None:
     """Fills the memory of a result on the GPU with NaN.
 
-    The next run most likely gets the same memory again, and an element that it does not write is a
-    NaN then instead of the right value of the run before.
+    The next run most likely gets the same memory. An element that it does not write is then NaN,
+    and not the right value of the previous run.
     """
     if not on_gpu():
         return
@@ -87,7 +86,7 @@ def poison(result: Any) -> None:
 
 
 def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
-    """A judge: the result of a run into memory that was filled with NaN, where that is possible."""
+    """Returns a judge, which runs a call twice, the second time into memory filled with NaN."""
 
     def judge(call: Call) -> tuple[Error, bool]:
         first = call.run()
@@ -103,7 +102,7 @@ def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], boo
 
 
 def ragged_product(problem: Problem, lhs: Any, rhs: Any, sizes: np.ndarray) -> Any:
-    """The product of a group's rows and its matrix, or of both operands' rows, group by group."""
+    """Returns the ragged product of a `Problem` in float64."""
     lhs, rhs = wide(lhs), wide(rhs)
     ranges = row_ranges(sizes)
     if problem.contracting:
@@ -116,7 +115,7 @@ def ragged_product(problem: Problem, lhs: Any, rhs: Any, sizes: np.ndarray) -> A
 
 
 def row_errors(out: Any, exact: Any) -> Error:
-    """The errors of the whole and of the worst row, as `harness.check.compare` has them."""
+    """Returns the errors of the whole and of the worst row, like `harness.check.compare`."""
     return Error(_relative(out := wide(out), exact, whole=True), _relative(out, exact, whole=False))
 
 
@@ -129,7 +128,7 @@ def _relative(out: Any, exact: Any, *, whole: bool) -> float:
 
 
 def triangles(a: Any, b: Any | None) -> Any:
-    """The lower triangles of A A^H, or of A B^H + B A^H."""
+    """Returns the lower triangles of A A^H, or of A B^H + B A^H."""
     a = wide(a)
     if b is None:
         product = a @ _flipped(a)
@@ -140,8 +139,8 @@ def triangles(a: Any, b: Any | None) -> Any:
 
 
 def triangle_error(out: Any, exact: Any) -> Error:
-    """Compares the lower triangles. A short row may cancel, so its error is relative to a typical
-    row of its length at least."""
+    """Returns the errors of lower triangles. Sums of short rows may cancel, so the error of a row
+    is relative to the norm of a typical row of its length, if that is larger."""
     n = exact.shape[-1]
     difference = abs(_module(exact).tril(wide(out)) - exact)
     squares = (abs(exact) ** 2).sum(-1)
@@ -158,7 +157,7 @@ def list_products(lhs: Sequence[Any], rhs: Sequence[Any]) -> list[Any]:
 
 
 def list_error(outs: Sequence[Any], exact: Sequence[Any]) -> Error:
-    """The worst problem's largest error relative to its largest element; NaN is the worst."""
+    """Returns the worst problem's largest error over its largest element; NaN is the worst."""
     errors = [
         float(abs(wide(out) - each).max() / abs(each).max())
         for out, each in zip(outs, exact, strict=True)

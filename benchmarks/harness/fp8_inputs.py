@@ -1,4 +1,4 @@
-"""FP8 operands of normal data, with scales in blocks, and what their product should be."""
+"""Makes FP8 operands from normal data, with scales of blocks, and references of their products."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ DTYPE = "float8_e4m3fn"
 BLOCK = 128
 LARGEST = float(jnp.finfo(DTYPE).max)
 
-# Sums that stay in the tensor cores lose more with every term; wrong results are far above this.
+# Sums in the tensor cores lose bits with every term. Wrong results have much larger errors.
 FAST_ACCUMULATION_ERROR = 0.02
 
 
 class Scaled(NamedTuple):
-    """An FP8 operand with float32 scales, and the bfloat16 array that it was made of.
+    """An FP8 operand with float32 scales, and the bfloat16 array from which it was quantised.
 
-    Rows [m, k] in blocks of 1 x 128, weights in blocks of 128 x 128; for a weight gradient rows in
-    transposed blocks [b, k, 128], each of one group.
+    Rows [m, k] have blocks of 1 x 128, and weights blocks of 128 x 128. Rows for a weight gradient
+    are transposed blocks [b, k, 128], each of one group.
     """
 
     values: jax.Array
@@ -37,7 +37,7 @@ Operands = tuple[Scaled, Scaled, jax.Array]
 
 
 class ScaledInputs:
-    """The operands of `sources`, an `Inputs`, quantised as DeepSeek-V3 does."""
+    """The operands of `sources`, an `Inputs`, quantised like those of DeepSeek-V3."""
 
     def __init__(self, shape: Shape, seed: int):
         self.sources = Inputs(shape, "bfloat16", seed)
@@ -52,30 +52,30 @@ class ScaledInputs:
         return jax.block_until_ready((lhs, rhs, sizes))
 
     def reference(self, case: Case, operands: Operands) -> jax.Array:
-        """The product of the dequantised operands, in float32."""
+        """Returns the product of the dequantised operands in float32."""
         return reference(case.problem, *operands)
 
 
 def reference(problem: Problem, lhs: Scaled, rhs: Scaled, sizes: jax.Array) -> jax.Array:
-    """The float32 product of the dequantised operands, from plain dots over tiles of rows."""
+    """Returns the float32 product of the dequantised operands."""
     if not problem.contracting:
         lhs, rhs = dequantize(lhs.values, lhs.scales), dequantize(rhs.values, rhs.scales)
         return check.reference(problem, lhs, rhs, sizes)
     lhs, rhs = (in_columns(dequantize(x.values, x.scales[..., None])).T for x in (lhs, rhs))
-    # Rows of zeros fill each group up to a multiple of 128.
+    # Each group is padded to a multiple of 128 rows.
     padded = -(-np.asarray(sizes) // BLOCK) * BLOCK
     return check.reference(dataclasses.replace(problem, m=len(lhs)), lhs, rhs, padded)
 
 
 @jax.jit
 def in_columns(blocks: jax.Array) -> jax.Array:
-    """Transposed blocks of rows [b, k, 128] side by side: [k, 128 b]."""
+    """Returns transposed blocks of rows [b, k, 128] side by side as [k, 128 b]."""
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
 @jax.jit
 def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
-    """values [..., r, c] times scales, of which each element, block of 128 or row shares one."""
+    """Returns values [..., r, c] times scales of elements, of blocks of 128, or of rows."""
     for axis in (-2, -1):
         if scales.shape[axis] not in (1, values.shape[axis]):
             scales = jnp.repeat(scales, BLOCK, axis)
@@ -85,7 +85,7 @@ def dequantize(values: jax.Array, scales: jax.Array) -> jax.Array:
 
 @jax.jit
 def rowwise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [..., r, c] with a scale for each row: values, and float32 scales [..., r, 1]."""
+    """Quantises x [..., r, c] to values, and float32 scales [..., r, 1] of rows."""
     x = x.astype(jnp.float32)
     scales = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, keepdims=True), 1e-30) / LARGEST
     return jnp.clip(x / scales, -LARGEST, LARGEST).astype(DTYPE), scales

@@ -1,4 +1,4 @@
-"""Random operands and group sizes on the device, shared by the ops of a shape."""
+"""Makes random operands and group sizes on the device, which the ops of a shape share."""
 
 import functools
 import zlib
@@ -13,10 +13,10 @@ from benchmarks.harness.cases import Case, Problem, Shape, tensor_shape
 
 
 class Inputs:
-    """The tensors of one shape, generated on the device when an op first needs them.
+    """The tensors of one shape, drawn on the device when an op first needs them.
 
-    Normally distributed: constant or zero data lets the tensor cores draw less power and clock
-    higher, and would flatter every number.
+    They are normally distributed, because with constant data the tensor cores draw less power and
+    clock higher, which would flatter every number.
     """
 
     def __init__(self, shape: Shape, dtype: str, seed: int):
@@ -32,7 +32,7 @@ class Inputs:
         return jax.block_until_ready(operands)
 
     def reference(self, case: Case, operands: tuple[jax.Array, ...]) -> jax.Array:
-        """The float32 result of a case for what `operands` returned."""
+        """Returns the float32 result of a case for the operands that `operands` returned."""
         return check.reference(case.problem, *operands)
 
     def _tensor(self, name: str) -> jax.Array:
@@ -44,7 +44,7 @@ class Inputs:
 
 
 class LatestInputs:
-    """The inputs of one shape at a time: the old tensors go before the new ones come."""
+    """The inputs of one shape at a time. It frees old tensors before it makes new tensors."""
 
     def __init__(self, make: Callable[[Any], Any]):
         self._make = make
@@ -60,14 +60,14 @@ class LatestInputs:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _normal(key: jax.Array, dims: tuple[int, ...], dtype: str) -> jax.Array:
-    # Drawn in float32: a draw in bfloat16 takes only a few hundred distinct values.
+    # Draw in float32, because a draw in bfloat16 has only a few hundred distinct values.
     return jax.random.normal(key, dims, jnp.float32).astype(dtype)
 
 
 def abstract_operands(
     problem: Problem,
 ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of lhs, rhs and group sizes, to compile without allocating them."""
+    """Returns shapes and dtypes of lhs, rhs and group sizes, to compile without allocating them."""
     if problem.contracting:
         rhs = (problem.m, problem.n)
     elif problem.transpose_rhs:

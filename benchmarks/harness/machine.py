@@ -1,11 +1,11 @@
-"""The machine that a result depends on: GPU, clocks, versions, commit."""
+"""Describes the machine of a result: GPU, clocks, versions, commit."""
 
 import importlib.metadata
 import platform
 import subprocess
 from pathlib import Path
 
-# Only read, never set: a benchmark measures the card as it finds it.
+# Benchmarks read these properties of the card and never set them.
 _GPU_FIELDS = (
     "name",
     "driver_version",
@@ -25,7 +25,7 @@ _OPTIONAL_PEERS = ("tokamax", "quack-kernels", "nvidia-cublas", "nvidia-cudnn-cu
 
 
 def gpu_state() -> dict[str, str] | None:
-    """Name, clocks (MHz), temperature (C) and power (W) of the first GPU; None without one."""
+    """Returns name, clocks (MHz), temperature (C) and power (W) of the first GPU, None without."""
     query = f"--query-gpu={','.join(_GPU_FIELDS)}"
     line = _output("nvidia-smi", query, "--format=csv,noheader,nounits", "--id=0")
     if line is None:

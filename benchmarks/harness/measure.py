@@ -1,4 +1,4 @@
-"""Measuring one case: prepare the peers, check their results, time them together."""
+"""Measures one case: prepares the peers, checks their results, and times them together."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from benchmarks.harness.timing import HostTimes, host_times, interleave, median_
 
 @dataclass
 class PeerResult:
-    """The result of one peer in one case. Without samples, `status` and `reason` say why."""
+    """The result of a peer in a case. If there are no samples, `status` and `reason` say why."""
 
     role: Role
     status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)
@@ -34,7 +34,7 @@ class PeerResult:
         return [sample.us for sample in self.samples]
 
     def to_json(self, name: str, work: int) -> dict[str, object]:
-        """Plain data with the derived numbers that a reader wants first."""
+        """Returns plain data, with the numbers derived from samples first."""
         result: dict[str, object] = {"role": self.role.value, "status": self.status}
         result |= {key: value for key in ("reason", "detail") if (value := getattr(self, key))}
         if self.error:
@@ -57,7 +57,7 @@ class PeerResult:
 
 
 def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[str, float]:
-    """Median over the rounds of the microseconds of each part; empty without kernel times."""
+    """Returns the median microseconds of each part over the rounds; empty without kernel times."""
     found = [parts for sample in samples if (parts := sample.parts(part_of)) is not None]
     names = dict.fromkeys(name for parts in found for name in parts)
     return {name: statistics.median(parts.get(name, 0.0) for parts in found) for name in names}
@@ -65,11 +65,11 @@ def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[
 
 @dataclass(frozen=True)
 class Workload:
-    """A row of the results, ready to be measured: what peers are given, and how they are judged.
+    """A row of the results to measure: the arguments of peers, and the judge of their results.
 
-    `problem` and `operands` are what `Peer.prepare` gets. `judge` gives the error of a call's
-    result and whether it is acceptable. `description` is what the record says of the case besides
-    its name and its work: at least `shape`, with a `name`, and `op`, in JSON's types.
+    `problem` and `operands` are arguments of `Peer.prepare`. `judge` returns the error of a call's
+    result, and whether it is acceptable. `description` has the other fields of the case's record,
+    in JSON's types: at least `shape`, with a `name`, and `op`.
     """
 
     case: str
@@ -92,14 +92,14 @@ def measure(
     flush: Callable[[], None],
     measure_host: bool = True,
 ) -> dict[str, object]:
-    """Prepares and checks all peers, times those that are right, and returns their record."""
+    """Prepares and checks all peers, times those with right results, and returns their record."""
     results: dict[str, PeerResult] = {}
     calls: dict[str, Call] = {}
     for peer in peers:
         results[peer.name], call = _prepare(peer, work)
         if call is not None:
             calls[peer.name] = call
-    # A call that ran alone may find no memory beside what the other peers hold.
+    # A call that ran alone may find too little memory when all peers hold theirs.
     for name, call in list(calls.items()):
         try:
             call.wait(call.run())
@@ -129,7 +129,7 @@ def measure(
 
 
 def ragged_work(case: Case, inputs: Inputs) -> Workload:
-    """A ragged product of a shape's tensors, judged against a product of plain dots."""
+    """Returns the workload of a ragged product of a shape's tensors, judged by a reference."""
     operands = inputs.operands(case)
     expected = inputs.reference(case, operands)
 
@@ -144,7 +144,7 @@ def ragged_work(case: Case, inputs: Inputs) -> Workload:
 def ragged_workload(
     case: Case, operands: tuple, judge: Callable[[Call], tuple[check.Error, bool]]
 ) -> Workload:
-    """A ragged product of given operands, judged as asked."""
+    """Returns the workload of a ragged product of `operands`, judged by `judge`."""
     problem, sizes = case.problem, case.group_sizes
     return Workload(
         case.name,
@@ -167,7 +167,7 @@ def ragged_workload(
 
 
 def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
-    """A call that gives the right result, or the reason why there is none."""
+    """Returns a call that gives the right result, or a result with the reason for its absence."""
     result = PeerResult(peer.role, "skipped")
     if reason := peer.unavailable_reason():
         result.reason = reason
@@ -182,7 +182,7 @@ def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
         result.reason = str(reason)
         return result, None
     except Exception as error:
-        # One peer's failure, out of memory included, is a result and must not end the run.
+        # Record any failure of a peer, such as out of memory, because it must not end the run.
         result.status, result.reason = "failed", first_line(error)
         return result, None
     if not acceptable:
@@ -198,12 +198,11 @@ def first_line(error: Exception) -> str:
 
 
 def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dict[str, float]:
-    """Median over the rounds of (another's time / our time): above one, we are faster.
+    """Returns medians over the rounds of (a peer's time / our time). Above one, we are faster.
 
-    `byte_floor` is the time of a copy scaled to `traffic`, the bytes that must move; `write_floor`
-    that of `memset`, scaled to `written`, the part of them that is the result. `floor` is the
-    largest, in each round, of those and the dense product's time. None can exceed one by more than
-    noise.
+    `byte_floor` is the time of a copy, scaled to `traffic`, the bytes that must move. `write_floor`
+    is the time of `memset`, scaled to `written`, the bytes of the result. `floor` is the largest in
+    each round of these times and the dense product's. Only noise makes these ratios exceed one.
     """
     ours = results.get(Role.OURS.value)
     if ours is None or not ours.samples:
@@ -222,7 +221,7 @@ def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dic
 
 
 def best_grouped(record: Mapping) -> tuple[str, float] | None:
-    """The fastest measured grouped peer of a record and its ratio to us; None without one."""
+    """Returns the fastest measured grouped peer of a record and its ratio to us, None without."""
     measured = {
         name: record["ratios"][name]
         for name, peer in record["peers"].items()
@@ -235,10 +234,10 @@ def best_grouped(record: Mapping) -> tuple[str, float] | None:
 
 
 def merge(first: dict, second: dict) -> dict:
-    """One record for a case that was measured in two passes; the first pass's own times stay.
+    """Returns one record for a case that was measured in two passes.
 
-    Each ratio was taken within one pass, so both passes' ratios hold. A peer that the first pass
-    has no time of is taken from the second.
+    Peers that the first pass did not measure come from the second. Ratios of both passes are valid,
+    because each ratio was taken within one pass.
     """
     measured = {
         n: p for n, p in first["peers"].items() if p.get("status", "measured") == "measured"
@@ -250,5 +249,4 @@ def merge(first: dict, second: dict) -> dict:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Geometric mean of positive numbers."""
     return math.exp(statistics.fmean(map(math.log, values)))

@@ -1,4 +1,4 @@
-"""The interface of a peer, and the two kinds of calls that peers make."""
+"""The interface of peers, and the kinds of calls that peers make."""
 
 import ctypes
 import enum
@@ -22,30 +22,30 @@ class Role(enum.StrEnum):
     """The meaning of a comparison with a peer."""
 
     OURS = "ours"
-    # Our kernels in another way: another configuration, another precision, another form of operand.
+    # Our kernels with another configuration, precision or kind of operand.
     VARIANT = "variant"
-    # Takes group sizes on the device, as we do: to be beaten.
+    # Takes group sizes on the device, as we do. We want to be faster.
     GROUPED = "grouped"
-    # Knows the group sizes on the host: to be matched.
+    # Knows the group sizes on the host. We want to be as fast.
     LOOP = "loop"
-    # A matmul of the same FLOPs without groups: as close as possible.
+    # A matmul of the same FLOPs without groups. We want to be nearly as fast.
     CEILING = "ceiling"
-    # Moves memory only: its speed turns the bytes that a problem must move into a floor.
+    # Only moves memory. Its speed gives a lower bound of the time to move a problem's bytes.
     BANDWIDTH = "bandwidth"
 
     @property
     def solves_problem(self) -> bool:
-        """Whether the result is the problem's, so that it can be checked."""
+        """Whether the result is that of the problem, so that it can be checked."""
         return self in (Role.OURS, Role.VARIANT, Role.GROUPED, Role.LOOP)
 
 
 class Call:
-    """A prepared computation: `run` enqueues it, `wait` waits for what `run` returned.
+    """A prepared computation. `run` enqueues it, and `wait` waits for the result of `run`.
 
-    Where operands are rounded otherwise than the case says, `reference` computes the float32 result
-    that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
-    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name, or
-    by the order in which it is asked; their times are then in the results besides the whole's.
+    If operands are rounded in another way than the case says, `reference` computes their float32
+    result. `tolerance` is the error that the peer's own arithmetic may add. If a call has several
+    parts, `part_of` returns the part of a kernel, given the kernels' names in the order of a call.
+    The results then have the times of the parts too.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Call:
         return self._run()
 
     def wait(self, result: Any) -> None:
-        """Returns when the device has finished."""
+        """Waits until the device has finished."""
         jax.block_until_ready(result)
 
     def to_jax(self, result: Any) -> jax.Array:
-        """The result as a JAX array, without a copy."""
+        """Returns the result as a JAX array, without a copy."""
         return result
 
     def elapsed_us(self) -> float:
-        """Time of one call by the best clock at hand, in microseconds."""
+        """Returns the microseconds of one call, by the best clock that the call has."""
         start = time.perf_counter()
         self.wait(self.run())
         return (time.perf_counter() - start) * 1e6
@@ -93,7 +93,7 @@ class TorchCall(Call):
         return jax.dlpack.from_dlpack(result)
 
     def elapsed_us(self) -> float:
-        """Time between events around the call, in microseconds; the host's clock on a CPU."""
+        """Returns the microseconds between events around a call, or by the host's clock on CPUs."""
         import torch
 
         if not torch.cuda.is_available():
@@ -107,7 +107,7 @@ class TorchCall(Call):
 
 
 class EnqueuedCall(Call):
-    """Work on the legacy default stream, which JAX does not know of, into arrays of JAX's."""
+    """Work that writes JAX arrays on the legacy default stream, which JAX does not know."""
 
     def wait(self, result: Any) -> None:
         if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
@@ -119,7 +119,7 @@ class EnqueuedCall(Call):
 
 
 class InPlaceCall(Call):
-    """Each call of a function takes, and overwrites, the state that the call before returned."""
+    """A function each of whose calls overwrites the state that the previous call returned."""
 
     def __init__(self, function: Callable[..., Any], state: Any, *operands: Any):
         super().__init__(jax.jit(function, donate_argnums=0))
@@ -131,15 +131,15 @@ class InPlaceCall(Call):
         return self.state
 
     def wait(self, result: Any) -> None:
-        # Results of earlier calls are overwritten.
+        # Wait for the state, because it has overwritten earlier results.
         jax.block_until_ready(self.state)
 
 
 class Peer:
-    """An implementation to measure, in any of the suites; `needs` names modules, or "GPU".
+    """An implementation to measure, in any suite. `needs` has names of modules, or "GPU".
 
-    Slow peers are measured in a pass of their own, with few rounds, after all others. A peer whose
-    result is not the problem's has `checked` false; by default the role says so.
+    Peers with `slow` are measured last, in a separate pass with few rounds. `checked` says whether
+    to check the result; by default the role decides.
     """
 
     name: str
@@ -149,33 +149,30 @@ class Peer:
     checked: bool | None = None
 
     def unavailable_reason(self) -> str | None:
-        """Why this peer cannot run on this machine at all, or None."""
+        """Returns why this peer cannot run on this machine at all, or None."""
         if self.role in (Role.OURS, Role.VARIANT):
             return kernels_unavailable_reason()
         missing = (without_gpu() if what == "GPU" else missing_module(what) for what in self.needs)
         return next(filter(None, missing), None)
 
     def prepare(self, problem: Any, *operands: Any) -> Call:
-        """Compiles and does whatever else belongs outside a timed call.
+        """Returns a call, after compiling and all other work that a timed call leaves out.
 
-        Compiled functions should be kept by problem, because operands of the same shapes may come
-        again: between distributions of a ragged product only the group sizes differ.
+        Keep compiled functions by problem, because operands of the same shapes may come again:
+        distributions of a ragged product differ only in their group sizes.
 
         Args:
-          problem: of the suite: what a compiled program depends on.
-          operands: of the suite, on the device.
+          problem: the suite's problem, on which a compiled program depends.
+          operands: the suite's operands, on the device.
 
         Raises:
-          NotOffered: with the reason, if the peer cannot be asked for this problem.
+          NotOffered: the peer does not support this problem.
         """
         raise NotImplementedError
 
 
 class JaxPeer(Peer):
-    """A function of a suite's operands, jitted: the form of a peer that needs nothing else.
-
-    `part_of`: see `Call`.
-    """
+    """A jitted function of a suite's operands. For `part_of`, see `Call`."""
 
     def __init__(
         self,
@@ -200,12 +197,12 @@ class JaxPeer(Peer):
 
 
 def is_checked(peer: Peer) -> bool:
-    """Whether a peer's result is compared with the reference's before it is timed."""
+    """Returns whether a peer's result is checked before it is timed."""
     return peer.role.solves_problem if peer.checked is None else peer.checked
 
 
 def dimension_numbers(problem: Problem) -> RaggedDotDimensionNumbers:
-    """The problem in the terms of `jax.lax.ragged_dot_general`."""
+    """Returns the problem's dimension numbers for `jax.lax.ragged_dot_general`."""
     if problem.contracting:
         contracted, groups = (((0,), (0,)), ((), ())), []
     else:
@@ -216,13 +213,13 @@ def dimension_numbers(problem: Problem) -> RaggedDotDimensionNumbers:
 
 
 def jax_call(jitted: Callable[..., jax.Array], *operands: jax.Array) -> Call:
-    """A call of a jitted function, compiled and run once."""
+    """Returns a call of a jitted function, after running it once."""
     jax.block_until_ready(jitted(*operands))
     return Call(lambda: jitted(*operands))
 
 
 def once(call: Call) -> Call:
-    """A call that has run once."""
+    """Returns `call` after running it once."""
     call.wait(call.run())
     return call
 
@@ -236,10 +233,7 @@ def on_gpu() -> bool:
 
 
 def pinned_implementation() -> str | None:
-    """The implementation of our functions: kernels on a GPU, so that nothing falls back unnoticed.
-
-    Elsewhere None, with which the reference runs, and `explain` tells what a GPU would.
-    """
+    """Returns "cuda" on a GPU, so that nothing falls back unnoticed, and None elsewhere."""
     return "cuda" if on_gpu() else None
 
 
@@ -248,14 +242,14 @@ def without_gpu() -> str | None:
 
 
 def kernels_unavailable_reason() -> str | None:
-    """Why our kernels cannot run here, or None; without a GPU the reference is measured."""
+    """Returns why our kernels cannot run here, or None. Without a GPU the reference runs."""
     if on_gpu() and (reason := jgg.unavailable_reason()):
         return f"{reason} (imported from {jgg.__file__})"
     return None
 
 
 def as_torch(array: jax.Array) -> Any:
-    """A PyTorch tensor over the same memory."""
+    """Returns a PyTorch tensor over the same memory."""
     import torch
 
     return torch.from_dlpack(jax.block_until_ready(array))

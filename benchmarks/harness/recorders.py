@@ -1,8 +1,8 @@
-"""Device activity of calls: from CUPTI, the library below NVIDIA's own profilers, or by a clock.
+"""Records the device time of calls, with CUPTI, which NVIDIA's profilers use too, or with a clock.
 
-CUPTI timestamps each kernel, copy and memory set on the device, whichever framework launched it. A
-recording is flushed after each call, so that activities belong to a call by construction and not
-by comparing clocks. https://docs.nvidia.com/cupti/ (activity API)
+CUPTI timestamps each kernel, copy and memory set on the device, whichever framework launched it.
+The recording is flushed after each call, so that it is certain which activities belong to a call.
+https://docs.nvidia.com/cupti/ (activity API)
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MAX_LIMIT_REACHED = 12
 _BUFFER_BYTES = 1 << 20
 
 
-# Where CUPTI's records of kernels, copies and memory sets have their start and end, and where
-# CUpti_ActivityKernel9 and later have the kernel's name.
+# Offsets in CUPTI's records: of start and end of kernels, copies and memory sets, and of a kernel's
+# name in CUpti_ActivityKernel9 and later.
 _START, _END, _NAME = 16, 24, 104
 
 _RequestBuffer = ctypes.CFUNCTYPE(
@@ -40,7 +40,7 @@ _CompleteBuffer = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True, order=True)
 class Activity:
-    """One kernel, memory copy or memory set on the device. Times are in ns of one clock."""
+    """A kernel, memory copy or memory set on the device. Times are nanoseconds of one clock."""
 
     start: int
     end: int
@@ -51,8 +51,8 @@ class Activity:
 class Sample:
     """Device time of one call in microseconds, and its device activities in order.
 
-    `activities` are their names and `durations` the microseconds of each by itself, both None where
-    only a clock around the call could be read.
+    `activities` are the names of the activities, and `durations` their microseconds. Both are None
+    if only a clock measured the call.
     """
 
     us: float
@@ -60,7 +60,7 @@ class Sample:
     durations: tuple[float, ...] | None = None
 
     def parts(self, part_of: Callable[[str], str]) -> dict[str, float] | None:
-        """Microseconds of each part; None without any. `part_of` names an activity's, in order."""
+        """Returns microseconds of each part, None without activities; for `part_of` see `Call`."""
         if self.activities is None or self.durations is None:
             return None
         sums: dict[str, float] = {}
@@ -71,10 +71,10 @@ class Sample:
 
 
 def summarize(activities: Iterable[Activity]) -> Sample:
-    """The time in which at least one activity ran.
+    """Returns the sample of a call, with the time in which at least one activity ran.
 
-    Gaps between activities do not count, so that a peer with many launches is not charged for the
-    host's speed here; and activities that overlap are not counted twice.
+    So gaps between activities, which depend on the host's speed, do not count, and overlapping
+    activities count once.
     """
     ordered = sorted(activities)
     busy, past = 0, 0
@@ -89,7 +89,7 @@ def summarize(activities: Iterable[Activity]) -> Sample:
 
 
 def read_activity(record: int) -> Activity | None:
-    """The activity in the CUPTI record at an address; None for a record of another kind."""
+    """Returns the activity in the CUPTI record at an address, None for other kinds of records."""
     kind = ctypes.c_uint32.from_address(record).value
     if kind == _CONCURRENT_KERNEL:
         name = ctypes.c_char_p.from_address(record + _NAME).value.decode()
@@ -102,12 +102,12 @@ def read_activity(record: int) -> Activity | None:
 
 
 class CuptiRecorder:
-    """Records the device activity of calls while it is open; one at a time in a process."""
+    """Records the device activity of calls while it is open. A process can open one at a time."""
 
     name = "cupti"
 
     def __init__(self):
-        # Attaching takes longer than a short case, so a run that measures no host time may stay so.
+        # Attaching takes longer than a short case, so a run without host times may stay attached.
         self.stays_attached = False
         self._subscriber: ctypes.c_void_p | None = None
         self._cupti = load_library("libcupti.so.13", "libcupti.so.12")
@@ -135,16 +135,13 @@ class CuptiRecorder:
             self.detach()
 
     def detach(self) -> None:
-        """Detaches CUPTI from the driver, before the process ends at the latest.
-
-        Left attached, it slows each launch, and host time is measured later in the same process.
-        """
+        """Detaches CUPTI from the driver, because it slows launches, and so changes host times."""
         if self._subscriber is None:
             return
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityDisable", kind)
         self._call("cuptiFinalize")
-        # Unchecked: some releases count the subscriber as gone once CUPTI is detached.
+        # Do not check the status, because in some releases detaching removes the subscriber.
         self._cupti.cuptiUnsubscribe(self._subscriber)
         self._subscriber = None
 
@@ -166,7 +163,7 @@ class CuptiRecorder:
 
     def _synchronize(self) -> None:
         # A framework may see its result before the driver has closed the kernel's record, and a
-        # forced flush hands out open records too. Both frameworks use the primary context.
+        # forced flush also returns open records. Both frameworks use the primary context.
         context = ctypes.c_void_p()
         for status in (
             self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
@@ -199,7 +196,6 @@ class CuptiRecorder:
 
     def _records(self, buffer: int, valid_bytes: int) -> Iterator[int]:
         record = ctypes.c_void_p()
-        # A buffer can come back empty.
         while valid_bytes:
             status = self._cupti.cuptiActivityGetNextRecord(
                 ctypes.c_void_p(buffer), ctypes.c_size_t(valid_bytes), ctypes.byref(record)
@@ -220,9 +216,9 @@ class CuptiRecorder:
 
 
 def load_library(*names: str) -> ctypes.CDLL:
-    """The first of NVIDIA's libraries that is on the loader's path or in NVIDIA's wheels.
+    """Loads the first of NVIDIA's libraries `names` that is on the loader's path or in its wheels.
 
-    The loader first: it also finds, by name, a library that JAX or PyTorch has loaded already, and
+    It asks the loader first, which finds a library that JAX or PyTorch has loaded already, because
     two copies of CUPTI in a process disturb each other.
     """
     spec = importlib.util.find_spec("nvidia")
@@ -238,9 +234,9 @@ def load_library(*names: str) -> ctypes.CDLL:
 
 
 class ClockRecorder:
-    """Whatever clock a call offers: events on its stream, or the host's clock around it.
+    """Records with the clock of a call: events on its stream, or else the host's clock around it.
 
-    It needs nothing, but host time is in the result where the host's clock is all there is.
+    With the host's clock, the result includes host time.
     """
 
     name = "clock"
@@ -259,14 +255,14 @@ class ClockRecorder:
         return self._samples
 
 
-# Each measures calls between its opening and closing, and can be opened again afterwards: `record`
-# runs a call to its end, `samples` has a sample for each once the recorder is closed.
+# A recorder measures calls while it is open, and can be opened again. `record` runs a call to its
+# end. After closing, `samples` returns the sample of each call.
 Recorder = CuptiRecorder | ClockRecorder
 RECORDERS: dict[str, Callable[[], Recorder]] = {"cupti": CuptiRecorder, "clock": ClockRecorder}
 
 
 def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
-    """The first of the named recorders that sees the device time of a probing call."""
+    """Returns the first named recorder that measures `probe`, and why others before it do not."""
     reasons = []
     for name in names:
         try:
@@ -279,6 +275,6 @@ def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
                     raise RuntimeError("recorded no device activity")
             return recorder, reasons
         except Exception as error:
-            # Anything may go wrong in a profiler, and every reason leads to the next recorder.
+            # A profiler may fail in any way, so try the next recorder after any exception.
             reasons.append(f"{name}: {error!r}")
     raise RuntimeError(f"no way to measure device time: {'; '.join(reasons)}")

@@ -1,4 +1,4 @@
-"""Results as text: a table of times, a table of ratios, and what did not run."""
+"""Formats results as text: tables of times and of ratios, and the peers that did not run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,17 +7,17 @@ from benchmarks.harness.peer import Role
 
 
 def timed(records: Sequence[Mapping]) -> list[Mapping]:
-    """The records of cases whose device time was measured."""
+    """Returns the records of cases whose device time was measured."""
     return [record for record in records if "bytes" in record]
 
 
 def by_peer(records: Iterable[Mapping]) -> list[tuple[Mapping, str, Mapping]]:
-    """Each record with each of its peers: the record, the peer's name, what was found of it."""
+    """Returns (record, name of a peer, result of the peer) for each peer of each record."""
     return [(record, *peer) for record in records for peer in record["peers"].items()]
 
 
 def texts(results: Mapping) -> list[str]:
-    """The whole report of results: tables first, then lines that explain them."""
+    """Returns the whole report of results, first tables, then lines that explain them."""
     records = timed(results["cases"])
     return [
         *([times_table(records), ratios_table(records)] if records else []),
@@ -30,7 +30,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 def times_table(records: Sequence[Mapping]) -> str:
-    """Median device microseconds, a row a case and a column a peer."""
+    """Returns median device microseconds, with a row for each case and a column for each peer."""
     beside = (None, Role.BANDWIDTH, Role.VARIANT)
     found = by_peer(records)
     names = dict.fromkeys(name for _, name, peer in found if peer.get("role") not in beside)
@@ -45,7 +45,7 @@ def times_table(records: Sequence[Mapping]) -> str:
 
 
 def ratios_table(records: Sequence[Mapping]) -> str:
-    """How we compare. All ratios are other/ours: above one, we are faster."""
+    """Returns the ratios of other times over ours. Above one, we are faster."""
     columns = {
         "vs loop": "cublas_loop",
         "vs dense": "cublas_dense",
@@ -78,7 +78,7 @@ def ratios_table(records: Sequence[Mapping]) -> str:
 
 
 def variants_table(records: Sequence[Mapping]) -> str:
-    """Our kernels in other ways: their time, over ours, and what they are; "" without any."""
+    """Returns times of variants, their ratios to ours, and descriptions; "" without variants."""
     rows = [
         [record["case"], name, _number(peer["median_us"]), _ratio(record["ratios"].get(name)),
          peer.get("detail", "")]
@@ -89,7 +89,7 @@ def variants_table(records: Sequence[Mapping]) -> str:
 
 
 def parts_table(records: Sequence[Mapping]) -> str:
-    """Microseconds of the kernels of each part of the calls that have parts; "" without any."""
+    """Returns microseconds of each part of the calls that have parts; "" without such calls."""
     found = [
         (record["case"], name, peer["parts_us"])
         for record, name, peer in by_peer(records)
@@ -101,7 +101,7 @@ def parts_table(records: Sequence[Mapping]) -> str:
 
 
 def case_line(record: Mapping) -> str:
-    """A case in a few words, for the progress of a run."""
+    """Returns a short text about a case, for the progress of a run."""
     if "bytes" not in record:
         return record["case"]
     ours = record["peers"].get("ours", {})
@@ -111,7 +111,7 @@ def case_line(record: Mapping) -> str:
 
 
 def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
-    """For each op that was timed, geometric mean and minimum of the ratios that the tables show."""
+    """Returns, for each op that was timed, geometric mean and minimum of the tables' ratios."""
     records = timed(records)
     result = {}
     for op in dict.fromkeys(record["op"] for record in records):
@@ -143,7 +143,7 @@ def summary_lines(records: Sequence[Mapping]) -> str:
 
 
 def missing_lines(records: Sequence[Mapping]) -> str:
-    """The peers that were not measured, each reason once with its cases."""
+    """Returns the reasons for which peers were not measured, each with its cases."""
     reasons: dict[str, list[str]] = {}
     for record, name, peer in by_peer(records):
         if peer["status"] != "measured":
@@ -153,12 +153,12 @@ def missing_lines(records: Sequence[Mapping]) -> str:
 
 
 def unmeasured_line(cases: Sequence[str]) -> str:
-    """The measurements that a time limit left out; the results file names all of them."""
+    """Returns some of the measurements that a time limit left out; the results file has all."""
     return f"out of time for {len(cases)} measurements: {_some(cases)}" if cases else ""
 
 
 def error_lines(records: Sequence[Mapping]) -> str:
-    """The largest relative error of each peer over all cases, and of which case."""
+    """Returns the largest relative error of each peer over all cases, and its case."""
     errors: dict[str, list[tuple[float, str]]] = {}
     for record, name, peer in by_peer(records):
         if "error" in peer:

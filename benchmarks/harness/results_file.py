@@ -1,4 +1,4 @@
-"""Results files: small enough to keep, and several read as one."""
+"""Writes and reads files of results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ def save(results: Mapping, path: Path) -> None:
 
 
 def dumps(value, levels: int = 4, indent: str = "") -> str:
-    """JSON in which the outermost `levels` take a line for each value: down to one for a peer."""
+    """Returns JSON with a line for each value of the outermost `levels`, down to a peer's."""
     is_dict = isinstance(value, dict)
     nested = is_dict or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
     if levels == 0 or not value or not nested:
@@ -31,27 +31,27 @@ def dumps(value, levels: int = 4, indent: str = "") -> str:
 
 
 def load(paths: Sequence[Path]) -> dict:
-    """One or more files as one.
+    """Returns the results of one or more files as one.
 
-    If several files have a case, the first one's times stay, and later ones add the peers that it
-    lacks (`merge`). Values of a run as a whole are the first file's.
+    If several files have a case, the first file's times stay, and later files add peers (`merge`).
+    Values of a whole run come from the first file.
     """
     whole: dict = {}
     cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
         if "cases" not in results:
-            continue  # a peer's configurations
+            continue  # the file has a peer's configurations
         whole = results | whole
         for record in results["cases"]:
-            # float32 operands have cases of the same names.
+            # Cases of other dtypes may have the same names.
             key = tuple(record.get(name) for name in ("case", "dtype", "precision"))
             cases[key] = merge(cases[key], record) if key in cases else record
     return whole | {"cases": list(cases.values())}
 
 
 def _rounded(value):
-    """Five significant digits for every float: rounds differ by more than the fourth."""
+    """Rounds every float to five digits, because times vary in the fourth."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""One run of a command: what is measured with, a time limit, and results that grow case by case."""
+"""Runs the jobs of a command with a recorder and a time limit, and saves results as they grow."""
 
 import argparse
 import contextlib
@@ -29,13 +29,13 @@ SAVING_SHARE = 0.02
 
 
 def leave_memory_to_torch() -> None:
-    """Called before JAX starts, which reserves its share of the GPU's memory once."""
+    """Limits JAX's share of the GPU's memory. Call it before JAX starts, which reserves memory."""
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.7")
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The command for the same results, without the place where they were written to."""
+    """Returns the command for the same results, without `--output`."""
     return re.sub(r" --output[ =]('[^']*'|\S+)", "", shlex.join(["python", "-m", *command]))
 
 
@@ -48,13 +48,13 @@ class Job:
 
 
 class Deadline:
-    """Time left for jobs, which cannot be interrupted: so a job needs to look short enough."""
+    """The time that is left for jobs, which must be short enough, because they run to their end."""
 
     def __init__(self, seconds: float):
         self._start, self._seconds, self._longest = time.monotonic(), seconds, 0.0
 
     def allows_another(self) -> bool:
-        """Whether a job as long as the longest so far would still end in time."""
+        """Returns whether a job as long as the longest so far would end in time."""
         return self.elapsed() + self._longest < self._seconds
 
     def elapsed(self) -> float:
@@ -65,10 +65,7 @@ class Deadline:
 
 
 class Session:
-    """One run: the recorder that measures, and the results that grow job by job.
-
-    `timed` is whether device time is measured, which needs a recorder.
-    """
+    """A run, with its recorder and its results. `timed` says whether to measure device time."""
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class Session:
     def compare(
         self, work: Workload, peers: Iterable[Peer], rounds: int | None = None, host: bool = True
     ) -> dict:
-        """The record of a case, measured as the options say; `host=False` leaves host times out."""
+        """Measures a case as the options say, without host times if `host` is false."""
         return measure(
             work,
             peers,
@@ -114,10 +111,10 @@ class Session:
         )
 
     def run(self, jobs: Iterable[Job]) -> None:
-        """Runs jobs within the time limit; one that raises is named and does not end the run.
+        """Runs jobs within the time limit. The results name jobs that fail or are left out.
 
-        The results are written as they grow, so that an interrupt loses little. Jobs may be made
-        from the results of those before.
+        It saves results as they grow, so that an interrupt loses little. The iterable `jobs` may
+        depend on the results of earlier jobs.
         """
         records: dict[str, dict] = {}
         progress = tqdm(jobs, unit="case", disable=None)
@@ -146,10 +143,7 @@ class Session:
         self._save()
 
     def _save_now_and_then(self) -> None:
-        """Writes the results, unless that has taken more than its share of the time so far.
-
-        Hundreds of cases take longer to write than one takes to measure.
-        """
+        """Saves the results, unless saving has taken more than its share of the time so far."""
         if self.deadline.elapsed() >= self._next_save:
             start = self.deadline.elapsed()
             self._save()
@@ -163,8 +157,8 @@ class Session:
 
 @contextlib.contextmanager
 def watched(session: Session) -> Iterator[Session]:
-    """A session that completes its results even when it is interrupted."""
-    # A kernel that hangs the device cannot be interrupted; what was measured is already written.
+    """Returns a context in which a session completes its results even if it is interrupted."""
+    # Exit if a kernel hangs, because that cannot be interrupted. Earlier results are saved already.
     faulthandler.dump_traceback_later(
         session.options.time_limit + GRACE_SECONDS, exit=True, file=sys.__stderr__
     )

@@ -1,4 +1,4 @@
-"""One thing that is asked of the kernels, and how results compare with it."""
+"""Targets of the kernels' speed or accuracy, and their comparison with results."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 
-# The ratios that `over_best_or_dense` asks for.
+# The ratios that `over_best_or_dense` requires.
 GROUPED_RATIO, DENSE_RATIO = 1.05, 0.97
 
 Record = Mapping
-# A number of a record, and how to say it; None where the record has none. Other records of the same
-# results are at hand.
+# Returns a number of a record and a text for it, or None if the record has no such number. The
+# second argument has all records of the same results.
 Value = Callable[[Record, Sequence[Record]], tuple[float, str] | None]
 
 
 @dataclass(frozen=True)
 class Target:
-    """A row of the table.
+    """A target, which is a row of the table.
 
     Attributes:
-      name: of the target.
-      applies: which records it is about.
-      value: what is compared, of one record.
-      bound: the number, of one record or of all.
+      name: name of the target.
+      applies: returns whether the target is about a record.
+      value: returns the value of a record that is compared with the bound.
+      bound: the bound for all records, or a function that returns the bound for a record.
       wanted: cases that have to be measured.
-      at_most: whether the value may be no larger than the bound, and not no smaller.
-      mean: whether the geometric mean of the values counts, and not each.
-      of: what else the reader has to know of the bound, after the number; or the whole rule.
+      at_most: whether the bound is an upper bound; by default it is a lower bound.
+      mean: whether the bound is for the geometric mean of the values, and not for each value.
+      of: text after the bound; or the whole rule, if it begins with <= or >=.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Finding:
-    """One case against one target: `margin` is at least one if it is met."""
+    """The comparison of a case with a target, which is met if `margin` is at least one."""
 
     case: str
     margin: float
@@ -73,19 +73,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of results on a target. Without findings nothing was measured."""
+    """The comparison of results with a target. Without findings nothing was measured."""
 
     target: Target
     findings: Sequence[Finding]
-    missing: Sequence[str]  # cases that are wanted and that no result covers
+    missing: Sequence[str]  # wanted cases without a result
 
     @property
     def met(self) -> bool | None:
-        """Whether all cases meet the target; None without a measurement."""
+        """Whether all cases meet the target, None without a measurement."""
         return all(f.margin >= 1 for f in self.findings) if self.findings else None
 
     def lines(self) -> list[str]:
-        """The verdict with the worst case, then every case that misses, then what is missing."""
+        """Returns a line with the worst case, then all cases that fail, then missing cases."""
         target = self.target
         word = {True: "pass", False: "FAIL", None: "not measured"}[self.met]
         if self.met and self.missing:
@@ -109,7 +109,7 @@ class Verdict:
 
 
 def over(*others: str) -> Value:
-    """The ratio to one other, or to the fastest of several, by their names or a pattern."""
+    """Returns a value: the ratio to the fastest of the peers with these names or patterns."""
 
     def value(record, records):
         found = [
@@ -137,7 +137,8 @@ def over_best(record, records):
 
 
 def over_best_or_dense(record, records):
-    """Over what is asked of it: the ratio to the fastest grouped peer, or to cuBLAS's product."""
+    """Returns the larger of the ratios to the fastest grouped peer and to dense cuBLAS, each over
+    the ratio that is required."""
     best, dense = best_grouped(record), record["ratios"].get("cublas_dense")
     found = [best[1] / GROUPED_RATIO] if best else []
     found += [dense / DENSE_RATIO] if dense is not None else []
@@ -148,7 +149,7 @@ def over_best_or_dense(record, records):
 
 
 def of_uniform_time(record, records):
-    """Time for a useful FLOP over that of groups of equal sizes."""
+    """Returns the time for a useful FLOP over the time with groups of equal sizes."""
     uniform = f"{record['shape']['name']}/{record['op']}/uniform"
     found = [
         each for each in records if each["case"] == uniform and each["dtype"] == record["dtype"]
@@ -160,7 +161,7 @@ def of_uniform_time(record, records):
 
 
 def without_communication(record, records):
-    """The share of the speed without communication that a layer on several devices has."""
+    """Returns the speed of a layer on several devices over its speed without communication."""
     share = record.get("fractions", {}).get("ours")
     return share and (share, f"{share:.2f}, max/mean {record['max_over_mean']:.2f}")
 
@@ -171,7 +172,7 @@ def error(record, records):
 
 
 def error_over_cublas(record, records):
-    """Our error over that of cuBLAS."""
+    """Returns our error over that of cuBLAS."""
     loop = record["peers"].get("cublas_loop", {}).get("error")
     if not loop or "error" not in ours(record):
         return None
@@ -180,13 +181,13 @@ def error_over_cublas(record, records):
 
 
 def cosine_distance(record, records):
-    """The largest of the angles to bfloat16's result and cotangents."""
+    """Returns the largest 1 - cosine of the angles to bfloat16's result and cotangents."""
     found = record.get("cosine_distance", {}).get("ours")
     return found and (max(found.values()), f"{max(found.values()):.1e}")
 
 
 def loss_difference(record, records):
-    """The difference of FP8's held-out loss from bfloat16's."""
+    """Returns the relative difference of FP8's held-out loss from bfloat16's."""
     ratio = record["loss_ratio"]
     return abs(ratio - 1), f"after {record['steps']} steps {ratio:.4f}"
 

@@ -1,7 +1,7 @@
-"""Measuring several calls so that their times can be compared.
+"""Measures several calls so that their times can be compared.
 
-The chip's clocks drift by several per cent within minutes. Calls are therefore interleaved: each
-round runs every call once, in a new random order, and what is compared is the ratio within a round.
+The chip's clocks drift by several per cent within minutes. So calls are interleaved: each round
+runs every call once, in a random order, and results compare times of the same round.
 """
 
 import statistics
@@ -21,12 +21,12 @@ FLUSH_BYTES = 256 * 2**20
 
 
 class CacheFlush:
-    """Replaces what the L2 cache holds, so that no call finds operands of the call before it."""
+    """Replaces the contents of L2, so that no call finds the operands of an earlier call there."""
 
     def __init__(self, nbytes: int = FLUSH_BYTES):
         self._data = jnp.zeros(nbytes // 4, jnp.uint32)
-        # Reading leaves clean lines. A cache full of written lines would be charged to the next
-        # call, which has to wait for them to go to memory.
+        # Read and do not write, because the next call would have to wait until written cache lines
+        # have gone to memory.
         self._read = jax.jit(jnp.max)
 
     def __call__(self) -> None:
@@ -40,9 +40,9 @@ def interleave(
     flush: Callable[[], None],
     seed: int = 0,
 ) -> dict[str, list[Sample]]:
-    """Device times: `rounds` samples of each call, the i-th of every call from the same round."""
+    """Returns `rounds` samples of each call. Samples with the same index are of the same round."""
     rng = np.random.default_rng(seed)
-    # The first round warms the chip and is dropped.
+    # Drop the first round, which warms the chip.
     order = [name for _ in range(rounds + 1) for name in rng.permutation(list(calls))]
     with recorder:
         for name in order:
@@ -53,24 +53,22 @@ def interleave(
 
 
 def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Median over the rounds of the ratio within a round."""
+    """Returns the median over the rounds of the ratio within a round."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 @dataclass(frozen=True)
 class HostTimes:
-    """Microseconds a call, as the host sees them."""
+    """Microseconds of a call in a queue of calls, by the host's clock."""
 
-    # The time of a queue of calls, until the last has finished.
-    wall_us: float
-    # Until the call returned to the host, the device still working.
-    enqueue_us: float
+    wall_us: float  # until the last call has finished
+    enqueue_us: float  # until the calls have returned to the host
 
 
 def host_times(call: Call, device_us: float, repeats: int = 3) -> HostTimes:
-    """Wall and enqueue time of a call, medians over queues of up to 16 calls.
+    """Returns wall and enqueue times of a call, medians over queues of up to 16 calls.
 
-    More calls in flight than that would make the host wait for the device while enqueueing.
+    With longer queues, the host would wait for the device while it enqueues.
     """
     queue = int(np.clip(20_000 / max(device_us, 1.0), 2, 16))
     measured = [_queue_times(call, queue) for _ in range(repeats)]

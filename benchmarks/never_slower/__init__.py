@@ -1,1 +1,1 @@
-"""Random shapes against what ours replaces: `python -m benchmarks.never_slower`."""
+"""Measures our functions and those they replace: `python -m benchmarks.never_slower`."""

@@ -1,12 +1,12 @@
-"""Is there a shape where ours is slower than what it replaces?
+"""Searches shapes for which our functions are slower than those they replace.
 
 python -m benchmarks.never_slower --output never_slower.json
 
-Small, thin, shallow and deep shapes at random, `--shapes` of them for each operation, each against
-the expressions and loops that it takes the place of. `--workers` threads compile some cases, which
-are then measured, and so on. "ours" is what the plan takes, which may be XLA's own product. Where
-that is another program, "kernel" is our kernel and "XLA" XLA's product. `benchmarks.fit` fits to
-the record when plans fall back to XLA.
+It measures `--shapes` random small, thin, shallow and deep shapes for each operation, and the
+expressions and loops that the operation replaces. `--workers` threads compile some cases, which are
+then measured, and so on. "ours" is the program that the plan chooses, which may be XLA's product.
+If our kernel or XLA's product is another program, it is measured too, as "kernel" or "XLA".
+`benchmarks.fit` uses the record to fit when plans fall back to XLA.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from benchmarks.never_slower import report, shapes
 from benchmarks.never_slower.cases import Case, case
 from benchmarks.never_slower.programs import ProgramPeer
 
-CASES_A_WORKER = 4  # that are compiled before some are measured
+CASES_A_WORKER = 4  # number of cases that each worker compiles before they are measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser, "--ops", shapes.OPS)
-    parser.add_argument("--shapes", type=int, default=60, help="random shapes an operation")
-    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
+    parser.add_argument("--shapes", type=int, default=60, help="shapes of each operation")
+    parser.add_argument("--first", type=int, default=0, help="number of the first shape")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that compile")
 
 
@@ -53,9 +53,9 @@ def measure(found: Case, programs: list[ProgramPeer], session: Session) -> dict:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> Iterator[Job]:
-    """Operations in turn, so that a time limit leaves as many of each."""
+    """Yields operations in turn, so that a time limit leaves equally many cases of each."""
     recorder = session.recorder
-    # No host time is measured, and attaching the profiler for each case would take its share.
+    # Attach the profiler once for many cases, because no host times are measured.
     attaches = isinstance(recorder, CuptiRecorder)
     if attaches:
         recorder.stays_attached = True

@@ -1,4 +1,4 @@
-"""A random shape as a case: what is compiled for it, who takes part, and how results are judged."""
+"""Makes a case of a random shape: its programs, its peers, and the judge of their results."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from benchmarks.peers.cublas import CublasLoop, TorchGroupedMm
 MOST_STOCK_BYTES = 1 << 31
 MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
 MOST_STOCK_GROUPS = 4
-# XLA's autotuner takes half a second a product.
+# XLA's autotuner takes half a second for each product.
 MOST_XLA_PROBLEMS = 6
 
 
@@ -34,12 +34,12 @@ class Case:
     """One random shape.
 
     Attributes:
-      label: of the operation and the number.
-      operands: shapes and dtypes of what programs take.
+      label: operation and number of the case.
+      operands: shapes and dtypes of the programs' operands.
       x64: whether programs are traced with 64-bit types.
-      programs: to compile.
+      programs: the programs to compile.
       others: peers of other frameworks.
-      work: makes the operands on the device; with its judge, what the session measures.
+      work: returns the workload, with operands on the device.
     """
 
     label: str
@@ -51,7 +51,7 @@ class Case:
 
 
 def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = None) -> Case:
-    """Case `number` of an operation, or one of given sizes; tiny ones run anywhere."""
+    """Returns case `number` of an operation, or a case of `sizes`. Tiny cases run anywhere."""
     rng = shapes.generator(op, number, seed)
     label, data_seed = f"{op}/{number}", (seed, shapes.OPS.index(op), number)
     if op in shapes.RAGGED:
@@ -78,10 +78,8 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
 
 
 def _ours(function: Callable[[str | None], Callable], *, xla: bool = True) -> list[Program]:
-    """The program that the plan chooses for a function of `implementation`, and those it rejects.
-
-    XLA's product is one of the rejected ones if `xla`.
-    """
+    """Returns the program that the plan chooses for a function of `implementation`, our kernel,
+    and with `xla` also XLA's product."""
     planned, pinned = function(None), function(pinned_implementation())
     return [
         Program("ours", Role.OURS, planned),
@@ -91,7 +89,7 @@ def _ours(function: Callable[[str | None], Callable], *, xla: bool = True) -> li
 
 
 class TorchLoop(TorchGroupedMm):
-    """PyTorch's grouped product of float32: it copies the sizes to the host, and calls cuBLAS."""
+    """PyTorch's grouped product of float32, which copies the sizes to the host and calls cuBLAS."""
 
     role = Role.LOOP
 
@@ -120,7 +118,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
 
 
 def offers_stock(problem: Problem) -> bool:
-    """Whether stock JAX takes part: where the work for every group is not much too large."""
+    """Returns whether to measure stock JAX, whose work is not too large."""
     if problem.groups * problem.m * max(problem.k, problem.n) * 4 > MOST_STOCK_BYTES:
         return False
     flops = 2 * problem.groups * problem.m * problem.k * problem.n
@@ -128,12 +126,12 @@ def offers_stock(problem: Problem) -> bool:
 
 
 def masked(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The triangle that ours returns, with zeros beside it, from a JAX user's product."""
+    """Returns the triangle that our function returns, and zeros elsewhere, from a JAX product."""
     product = rank_k.product(a, b if update.two_operands else a)
     return jax.numpy.tril(rank_k.mirrored(product) if update.two_operands else product)
 
 
-# An expression of all elements, whose other triangle is neither zeros nor exactly the mirror image.
+# This expression computes both triangles, which may not be exact mirror images.
 UNMASKED = "A@A.T"
 
 

@@ -1,7 +1,7 @@
-"""Programs that many threads compile, and one measures.
+"""Programs that many threads compile, and one thread measures.
 
-Nearly all of a case's time is XLA's: a program is compiled once and runs for microseconds. XLA
-compiles without Python's lock, and its autotuner takes the GPU in turn.
+Compilation takes nearly all of a case's time. XLA compiles without Python's lock, and its
+autotuner's threads use the GPU one after the other.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ class Program:
     """A jitted function that is a peer in a case.
 
     Attributes:
-      name, role: of the peer.
-      function: of the case's operands.
-      compiler_options: of XLA.
-      left_to_xla: whether plans leave to XLA whatever it can compute. Not offered where the plan
-        stays the same, or has no kernel anyway.
-      unplanned: the same with no implementation asked for. Not offered where the plan takes a
-        kernel then too: it is the same program.
+      name, role: name and role of the peer.
+      function: function of the case's operands.
+      compiler_options: XLA's compiler options.
+      left_to_xla: whether plans fall back to XLA wherever XLA can. Not offered if the plan stays
+        the same, or has no kernel anyway.
+      unplanned: the function with implementation None. Not offered if its plan takes a kernel too,
+        because then both are the same program.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Program:
     unplanned: Callable[..., Any] | None = None
 
     def compile(self, *operands: Any) -> tuple[Callable[..., Any], str]:
-        """The executable for operands of these shapes, and what there is to say of it."""
+        """Returns the executable for abstract `operands`, and a detail for the record."""
         function, detail = self.function, ""
         if self.unplanned and jgg.explain(self.unplanned, *operands).plans[0].kernel_problem:
             raise NotOffered("the plan takes the kernel")
@@ -70,7 +70,7 @@ class ProgramPeer(Peer):
             self._compiled = program.compile(*operands)
             self._error = None
         except Exception as error:
-            self._error = error  # which `prepare` raises
+            self._error = error  # `prepare` raises it
 
     def prepare(self, problem, *operands):
         if self._error:

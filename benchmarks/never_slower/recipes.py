@@ -1,6 +1,6 @@
-"""Recipes against bf16: what a layer or a matmul whose weights are quantised in the call takes.
+"""Cases of recipes and bf16, for layers and matmuls that quantise their weights in each call.
 
-A recipe that computes in bf16 by plan is the same program as one without a recipe.
+If the plan of a recipe chooses bf16, the program is the same as without a recipe.
 """
 
 import dataclasses
@@ -28,20 +28,20 @@ from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}
 DOTS = ("recipe_dot", "recipe_dot_step")
 DEFAULT = "blockwise"
-# The error of an element in FP8, over the largest of its array: a missing element is seen.
+# The limit of an element's error over the largest element, which detects missing elements.
 LARGEST_ERROR = 0.5
 TINY = dict.fromkeys(LAYERS, (48, 64, 32, 4, 2)) | dict.fromkeys(DOTS, (4, 16, 64, 32))
 
 
 def parsed(op: str) -> tuple[str, jgg.Recipe]:
-    """The operation and the recipe of "recipe_layer_step blockwise_bf16_wgrad"."""
+    """Returns the operation and the recipe of a text such as "recipe_dot blockwise_bf16_wgrad"."""
     name, *recipe = op.split()
     return name, RECIPES[recipe[0] if recipe else DEFAULT]
 
 
 def choice(op: str, sizes: Sequence[int]) -> Choice:
-    """The choice of a plan. Sizes are T, D, F, E and K of a layer; g, rows of a group, k and n of a
-    matmul."""
+    """Returns the choice of a plan. Sizes are T, D, F, E and K of a layer, or g, rows of a group, k
+    and n of a matmul."""
     name, recipe = parsed(op)
     of: Dot | Layer
     if name in LAYERS:
@@ -54,13 +54,13 @@ def choice(op: str, sizes: Sequence[int]) -> Choice:
 
 
 def takes_bf16(op: str, sizes: Sequence[int]) -> bool:
-    """Whether plans compute in bf16: for training, or else for the forward pass alone."""
+    """Returns whether plans compute in bf16 for training, or for the forward pass alone."""
     training = dataclasses.replace(choice(op, sizes), training=True)
     return training.seconds()[2] or choice(op, sizes).seconds()[2]
 
 
 def function(op: str, sizes: Sequence[int], implementation: str | None) -> Callable[..., Any]:
-    """A function of `operands`, with the recipe that `op` names, if it names one."""
+    """Returns a function of `operands`, with the recipe that `op` names, or with the default."""
     name, recipe = parsed(op)
     if name in LAYERS:
         problem = moe.Problem(moe.Layer(name, *sizes), LAYERS[name])
@@ -83,7 +83,7 @@ def operands(op: str, sizes: Sequence[int]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def programs(op: str, sizes: Sequence[int]) -> list[Program]:
-    """The program of the plan, the recipe's kernels if that is bf16, and bf16."""
+    """Returns the plan's program, the recipe's kernels if the plan chooses bf16, and bf16."""
     of = functools.partial(function, op, sizes)
     planned, pinned = of(None), of(pinned_implementation())
     name, _ = parsed(op)
@@ -148,7 +148,7 @@ def work(op: str, sizes: Sequence[int], seed: Sequence[int]) -> Workload:
 
 
 def random_sizes(op: str, rng: np.random.Generator) -> tuple[int, ...]:
-    """A layer or a matmul in which quantising weights may pay or not."""
+    """Returns sizes of a layer or matmul for which FP8 may or may not pay."""
     while True:
         d, f = shapes.size(rng, 256, 8192), shapes.size(rng, 128, 8192)
         e, rows = 2 ** int(rng.integers(2, 8)), int(2 ** rng.integers(5, 12))

@@ -1,13 +1,12 @@
 """Counts the slow cases in records, and says which peers count.
 
-Held against the bar is what takes the same operands and returns the same: `jax.lax.ragged_dot`,
+A peer counts if it takes the same operands and returns the same result: `jax.lax.ragged_dot`,
 PyTorch's grouped product of 16-bit operands, an expression whose result is the update's triangle
-with zeros beside it or an exactly symmetric sum, and for lists, whose sizes are static, a loop of
-cuBLAS.
+and zeros or an exactly symmetric sum, and for lists, whose sizes are static, a loop of cuBLAS.
 
-Told beside it: a loop of one cuBLAS call a group, and PyTorch's grouped product of float32, which
-have to know on the host what a device computed; and `A@A.T` as it is, which has no zeros in the
-other triangle nor promises its exact mirror image.
+Other peers are reported separately: a loop of one cuBLAS call for each group, and PyTorch's grouped
+product of float32, which need the sizes on the host; and `A@A.T`, whose other triangle is neither
+zero nor an exact mirror image.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ def counts(record: Mapping, name: str) -> bool:
 
 
 def stands_beside(record: Mapping, name: str) -> bool:
-    """Whether a peer's ratio is told without being held against the bar."""
+    """Returns whether a peer's ratio is reported, although the peer does not count."""
     role = record["peers"].get(name, {}).get("role")
     return role in (Role.GROUPED, Role.LOOP) and not counts(record, name)
 
@@ -36,16 +35,14 @@ def stands_beside(record: Mapping, name: str) -> bool:
 def worst_ratio(
     record: Mapping, chosen: Callable[[Mapping, str], bool] = counts
 ) -> tuple[float, str] | None:
-    """The ratio of the fastest of the chosen peers, and its name."""
+    """Returns the ratio of the fastest of the chosen peers, and its name."""
     found = [(ratio, name) for name, ratio in record["ratios"].items() if chosen(record, name)]
     return min(found, default=None)
 
 
 def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
-    """For each operation: how many cases, how many under the bar, the worst and the median.
-
-    Likewise for the peers that do not count, with a prefix.
-    """
+    """Returns, for each operation, the numbers of cases and of cases under the bar, the worst and
+    the median ratio; with a prefix, also for the peers that do not count."""
     result: dict[str, dict[str, float]] = {}
     for op in dict.fromkeys(record["op"] for record in records):
         of_op = [record for record in records if record["op"] == op]
@@ -65,14 +62,14 @@ def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
 
 
 def texts(results: Mapping) -> list[str]:
-    """The summary, cases under the bar, and what is not right."""
+    """Returns the summary, cases under the bar, and peers that were wrong or failed."""
     records, summary = results["cases"], results["summary"]
     columns = dict.fromkeys(name for row in summary.values() for name in row)
     rows = [[op, *(f"{row.get(name, 0):g}" for name in columns)] for op, row in summary.items()]
     return [
         table(["op", *columns], rows),
         _titled("Under the bar", _slow(records, counts)),
-        _titled("Under it beside those that do not count", _slow(records, stands_beside)),
+        _titled("Under it, next to peers that do not count", _slow(records, stands_beside)),
         _titled(
             "Wrong or failed",
             [
@@ -86,7 +83,7 @@ def texts(results: Mapping) -> list[str]:
 
 
 def short(record: dict) -> dict:
-    """A record without the variants that do not exist, and where none is faster, without rounds."""
+    """Returns a record without skipped variants, and without rounds if no peer is faster."""
     peers = {
         name: peer
         for name, peer in record["peers"].items()

@@ -1,7 +1,7 @@
-"""Small, thin, shallow and deep shapes at random, of every operation.
+"""Draws small, thin, shallow and deep shapes of every operation.
 
-Nothing here touches a device. A case is drawn from the seed, its operation and its number alone, so
-that every process that asks for it finds the same.
+This module does not use a device. A case depends only on the seed, its operation and its number, so
+that every process draws the same case.
 """
 
 import math
@@ -14,7 +14,7 @@ from benchmarks.harness.cases import Shape
 MOST_FLOPS = 4e11  # a case takes a millisecond at most
 MOST_LIST_FLOPS = 1e11
 MOST_BYTES = 1 << 29
-MOST_ELEMENTS = 3e8  # of results that float64 has to hold several times
+MOST_ELEMENTS = 3e8  # of results, several float64 copies of which must fit into memory
 
 # Ragged operations by name: the op, the dtype and the precision.
 RAGGED = {
@@ -39,14 +39,14 @@ def generator(op: str, number: int, seed: int) -> np.random.Generator:
 
 
 def size(rng: np.random.Generator, low: int, high: int, multiple: int = 8) -> int:
-    """Between `low` and `high`, as likely to be in any octave; mostly a multiple of 64."""
+    """Draws a size from `low` to `high`, with a uniform logarithm, mostly a multiple of 64."""
     drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
     multiple = 64 if drawn >= 128 and rng.random() < 0.75 else multiple
     return max(multiple, multiple * round(drawn / multiple))
 
 
 def ragged_shape(rng: np.random.Generator, dtype: str) -> Shape:
-    """Groups of one to a thousand rows on average."""
+    """Draws groups of one to a thousand rows on average."""
     width = 4 if dtype == "float32" else 2
     while True:
         groups = 2 ** int(rng.integers(0, 8))
@@ -58,7 +58,7 @@ def ragged_shape(rng: np.random.Generator, dtype: str) -> Shape:
 
 
 def update_shape(rng: np.random.Generator, update: rank_k.Update) -> rank_k.Shape:
-    """g, n, k; a complex product counts four."""
+    """Draws g, n and k."""
     width = np.dtype(update.dtype if update.dtype != "bfloat16" else "float16").itemsize
     slow = {2: 1, 4: 4, 8: 16, 16: 64}[width]
     while True:
@@ -69,7 +69,7 @@ def update_shape(rng: np.random.Generator, update: rank_k.Update) -> rank_k.Shap
 
 
 def stack_of_hundreds(rng: np.random.Generator) -> rank_k.Shape:
-    """g, n, k of 16 bits, as in Muon; a case takes three milliseconds at most."""
+    """Draws g, n and k of a large stack, as in Muon. A case takes three milliseconds at most."""
     while True:
         g, n, k = int(2 ** rng.uniform(7, 9.6)), size(rng, 512, 1024), size(rng, 64, 4096)
         if g * n * (n + 2 * k) <= 3 * MOST_BYTES and g * n * n <= MOST_ELEMENTS:
@@ -77,7 +77,7 @@ def stack_of_hundreds(rng: np.random.Generator) -> rank_k.Shape:
 
 
 def list_of_problems(rng: np.random.Generator, kind: grouped_gemm.Kind) -> list:
-    """Up to 40 unequal products."""
+    """Draws up to 40 unequal products."""
     slow = 1 if kind.dtype == "bfloat16" else 8
     count = int(2 ** rng.uniform(0, 5.3))
     high = 2 ** rng.uniform(7, 11.5)

@@ -1,1 +1,1 @@
-"""The peers, one file a library; each suite's `peers` lists those that it measures."""
+"""The peers, with a file for each library. The `peers` of a suite lists those that it measures."""

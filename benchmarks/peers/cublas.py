@@ -1,4 +1,4 @@
-"""Through PyTorch: its grouped product (CUTLASS), and cuBLAS, in a loop or as one dense product."""
+"""PyTorch's grouped product, and cuBLAS through PyTorch, in a loop or as one dense product."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch,
 
 
 def _mm(a, b, out, problem):
-    """a @ b into out, whose dtype may be wider than the operands'."""
+    """Writes a @ b to out, whose dtype may be wider than that of the operands."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = problem.precision == "default"
@@ -23,14 +23,14 @@ def _empty(shape, problem, like):
 
 
 class CublasLoop(Peer):
-    """One product a group. It needs the group sizes on the host, which a device computed."""
+    """A product for each group, which needs the group sizes on the host."""
 
     name = "cublas_loop"
     role = Role.LOOP
     needs = ("torch",)
 
     def prepare(self, problem, lhs, rhs, group_sizes):
-        """Slices the operands, so that a call does nothing but enqueue the products."""
+        """Slices the operands, so that a call only enqueues the products."""
         a, b = as_torch(lhs), as_torch(rhs)
         out = _empty(problem.out_shape, problem, a)
         products = []
@@ -50,14 +50,14 @@ class CublasLoop(Peer):
 
 
 class CublasDense(Peer):
-    """One product of the same FLOPs without groups: the practical ceiling if compute-bound."""
+    """One product of the same FLOPs without groups, the practical limit if compute-bound."""
 
     name = "cublas_dense"
     role = Role.CEILING
     needs = ("torch",)
 
     def prepare(self, problem, lhs, rhs, group_sizes):
-        """All rows with the first group's weights; for a weight gradient, all rows in one group."""
+        """Multiplies all rows by the first group's weights, or computes one weight gradient."""
         a, b = as_torch(lhs), as_torch(rhs)
         if problem.contracting:
             a = a.mT
@@ -68,7 +68,7 @@ class CublasDense(Peer):
 
 
 class TorchGroupedMm(Peer):
-    """Row-major and column-major weights are both native: a transposed view costs nothing."""
+    """PyTorch's grouped product, which reads row-major and column-major weights without a copy."""
 
     name = "torch_grouped_mm"
     role = Role.GROUPED

@@ -1,4 +1,4 @@
-"""cuBLAS's symmetric updates, one call a matrix, straight from its library.
+"""cuBLAS's symmetric updates, with a call of its library for each matrix.
 
 Neither JAX nor PyTorch calls them.
 """
@@ -14,13 +14,13 @@ from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, 
 from benchmarks.harness.recorders import load_library
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
-# In a function's name, by dtype.
+# Letters in the functions' names, by dtype.
 LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
 
 
 @functools.cache
 def _cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
-    """The library and a handle of it."""
+    """Returns the library and a handle."""
     try:
         library = load_library("libcublas.so.13", "libcublas.so.12")
     except OSError as error:
@@ -36,7 +36,7 @@ def _succeed(status: int, what: str) -> None:
 
 
 class CublasSymmetric(Peer):
-    """One call a matrix: the peer of `benchmarks.rank_k`, whose problem is an `Update`."""
+    """A call for each matrix, for `benchmarks.rank_k`, whose problem is an `Update`."""
 
     name = "cublas_loop"
     role = Role.LOOP
@@ -47,9 +47,9 @@ class CublasSymmetric(Peer):
 
 
 def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
-    """A call of syrk, or with `b` of syr2k or her2k, for each matrix of stacks [g, n, k].
+    """Returns a call that runs syrk, or with `b` syr2k or her2k, for each matrix of a stack.
 
-    It writes the lower triangles of its own result [g, n, n] again and again.
+    Operands are [g, n, k]. Every run writes the lower triangles of the same result [g, n, n].
     """
     dtype = str(a.dtype)
     if dtype not in LETTERS:
@@ -71,7 +71,7 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
         return ctypes.c_void_p(x.unsafe_buffer_pointer() + index * size)
 
     def arguments(index: int) -> list:
-        # cuBLAS sees the transpose of every matrix: k x n operands, and the other triangle.
+        # cuBLAS matrices are column-major, so operands are k x n, and the triangle is the upper.
         given = [handle, UPPER, CONJUGATED if hermitian else TRANSPOSED, n, k]
         given.append(ctypes.c_void_p(alpha.ctypes.data))
         for x in operands:
@@ -85,6 +85,6 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
             _succeed(function(*each), name)
         return out
 
-    # The pointers are of arrays that have to live as long as the call.
+    # The arrays have to live as long as the call, which has pointers to them.
     run.kept = (alpha, beta, *operands)
     return once(EnqueuedCall(run, f"{g} calls of {name}"))

@@ -1,6 +1,6 @@
-"""CUTLASS's grouped kernels on JAX's buffers: lists of products and updates.
+"""CUTLASS's grouped kernels on JAX's buffers, for lists of products and for updates.
 
-Sizes and pointers are written to the device before anything is timed, and schedules made.
+Sizes, pointers and schedules are on the device before anything is timed.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import cutlass
 from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role, once, without_gpu
 
-# The kernels of example 24, then those of example 57, with the tiles that suit 16-bit operands.
+# The kernels of CUTLASS's examples 24 and 57, with tiles that suit 16-bit operands.
 PRODUCTS = {
     "kDeviceOnly": "gemm_sm80_device",
     "kHostPrecompute": "gemm_sm80_host",
@@ -21,7 +21,7 @@ PRODUCTS = {
 }
 UPDATES = {
     "float64": {
-        "cutlass_32x32": "syr2k_f64_32x32",  # example 38's
+        "cutlass_32x32": "syr2k_f64_32x32",  # of example 38
         "cutlass_128x128": "syr2k_f64_128x128",
     },
     "complex128": {"cutlass_64x64": "her2k_c128_64x64", "cutlass_128x64": "her2k_c128_128x64"},
@@ -36,18 +36,18 @@ class CutlassPeer(Peer):
 
 
 class CutlassList(CutlassPeer):
-    """A kernel of `PRODUCTS` on lists, with the problems in the caller's order or sorted by k."""
+    """A kernel of `PRODUCTS`, with the problems in the caller's order or sorted by k."""
 
     def __init__(self, kernel: str, sort: bool):
         self.name = f"CUTLASS {kernel} {'sorted' if sort else 'unsorted'}"
         self._kernel, self._sort = kernel, sort
 
     def prepare(self, problem, lhs, rhs):
-        """It writes its own results [m, n] again and again."""
+        """Returns a call that writes the same results [m, n] in every run."""
         if lhs[0].dtype != jnp.bfloat16:
             raise NotOffered("built for bfloat16")
-        # From the host, because XLA would compile a program for every shape. NaN, so that nothing
-        # unwritten looks right.
+        # Fill results with NaN, so that an unwritten element is wrong. Copy them from the host,
+        # because XLA would compile a program for every shape.
         outs = [
             jnp.asarray(np.full((a.shape[0], b.shape[1]), np.nan, a.dtype))
             for a, b in zip(lhs, rhs, strict=True)
@@ -88,6 +88,6 @@ def _call(kernel: str, problems: list, out, operands, sort: bool = False) -> Cal
         plan.run()
         return out
 
-    # The plan has pointers of arrays that have to live as long as it does.
+    # The arrays have to live as long as the plan, which has pointers to them.
     run.kept = operands
     return once(EnqueuedCall(run, kernel))

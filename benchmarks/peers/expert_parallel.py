@@ -1,4 +1,4 @@
-"""Layers over several GPUs: ours in all its ways, and how they are written without it."""
+"""Layers over several GPUs: all ways of our layer, a naive layer, and a local layer."""
 
 import contextlib
 import functools
@@ -50,10 +50,10 @@ WAYS: dict[str, dict] = {
     f"ragged_all_to_all-{save}": dict(strategy="ragged_all_to_all", save=save)
     for save in ("x", "rows")
 }
-"""Every way of a layer that drops no row and does not compute its forward pass twice."""
+"""Every way of a layer that drops no rows and does not recompute its forward pass."""
 
 WITH_NCCL = tuple(name for name in STRATEGIES if "nccl" in name)
-"""Strategies without the package's compiler options; in all others copy engines send ppermutes."""
+"""Strategies without the package's compiler options, with which copy engines send ppermutes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Problem:
 
 
 def mesh_of(devices: int) -> Mesh:
-    """The first GPUs of this host."""
+    """Returns a mesh of the first GPUs of this host."""
     return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
 
 
@@ -74,7 +74,8 @@ Run = Callable[..., tuple[jax.Array, ...]]
 
 
 def result_and_gradients(function: Run, op: str) -> Run:
-    """(x, experts, weights, wi_0, wi_1, wo) -> y and, for a step, all gradients from y."""
+    """Returns a function of x, experts, weights, wi_0, wi_1 and wo, which returns y and, for a
+    step, all gradients, with y as the cotangent of y."""
 
     def run(x, experts, *floats):
         def forward(x, *floats):
@@ -89,19 +90,19 @@ def result_and_gradients(function: Run, op: str) -> Run:
 
 
 def routing_of(experts: jax.Array, weights: jax.Array, num_experts: int) -> moe.Routing:
-    """A routing with these choices. Layers read the shape of its logits, but no values."""
+    """Returns a routing with these choices. Layers read only the shape of its logits."""
     return moe.Routing(jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32), experts, weights)
 
 
 def over_devices(problem: Problem, on_device: Run) -> Run:
-    """`on_device` as a function of operands that are split over all devices."""
+    """Returns `on_device` as a function of operands that are split over all devices."""
     return jax.shard_map(
         on_device, mesh=mesh_of(problem.devices), in_specs=(SPLIT,) * 6, out_specs=SPLIT
     )
 
 
 def strategy(problem: Problem, **options: object) -> Run:
-    """`expert_parallel_mlp` with these options."""
+    """Returns `expert_parallel_mlp` with the given options."""
 
     def on_device(x, experts, weights, *matrices):
         routing = routing_of(experts, weights, problem.layer.experts)
@@ -118,7 +119,7 @@ def strategy(problem: Problem, **options: object) -> Run:
 
 
 def naive(problem: Problem) -> Run:
-    """Rows of all experts on every device, all but the local ones zero."""
+    """Returns a layer with rows of all experts on every device. Only local rows are not zero."""
     implementation = pinned_implementation()
 
     def on_device(x, experts, weights, *matrices):
@@ -141,7 +142,7 @@ def naive(problem: Problem) -> Run:
 
 
 def local(problem: Problem) -> Run:
-    """The layer of one GPU that has its share of tokens and experts."""
+    """Returns the layer of one GPU with its share of tokens and experts."""
 
     def run(x, experts, weights, *matrices):
         routing = routing_of(experts, weights, matrices[0].shape[0])
@@ -152,7 +153,7 @@ def local(problem: Problem) -> Run:
 
 
 def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The tokens of the first device, choices as likely among its experts, and its experts."""
+    """Returns the tokens of the first device, uniform choices of its experts, and its weights."""
     x, experts, *rest = (a.addressable_shards[0].data for a in operands)
     here = problem.layer.experts // problem.devices
     rng = np.random.default_rng(0)
@@ -162,7 +163,7 @@ def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> li
 
 
 class QueuedCall(Call):
-    """A call whose time is that of several in a queue, so that the host does not count."""
+    """A call that is timed in a queue of calls, so that host time does not count."""
 
     def __init__(self, run: Callable[[], object]):
         super().__init__(run)
@@ -179,7 +180,7 @@ class QueuedCall(Call):
 
 
 class MeshPeer(Peer):
-    """A function of operands that are split over the devices, or of the share of the first one."""
+    """A function of operands that are split over the devices, or with `alone`, of the first's."""
 
     def __init__(
         self,
@@ -210,8 +211,8 @@ class MeshPeer(Peer):
         return QueuedCall(lambda: compiled(*operands))
 
     def compile_before(self, problem: Problem, *operands: jax.ShapeDtypeStruct) -> None:
-        """Compiles the function for arrays that need not be there yet; `prepare` takes that."""
-        with contextlib.suppress(NotOffered):  # which `prepare` says
+        """Compiles the function for abstract operands, for a later call of `prepare`."""
+        with contextlib.suppress(NotOffered):  # `prepare` raises it
             self._compiled[problem] = self._compile(problem, *operands)
 
     def _compile(self, problem: Problem, *operands) -> jax.stages.Compiled:
@@ -225,7 +226,7 @@ class MeshPeer(Peer):
 
 
 def of_strategies(options: dict[str, dict]) -> list[MeshPeer]:
-    """The layer with the options of each name."""
+    """Returns a peer for each name, with its options of the layer."""
     return [
         MeshPeer(
             name,
@@ -238,12 +239,12 @@ def of_strategies(options: dict[str, dict]) -> list[MeshPeer]:
 
 
 def ways() -> list[MeshPeer]:
-    """The layer as it chooses, and every way that it could choose."""
+    """Returns the layer with its own choice, and every way that it could choose."""
     return of_strategies({"ours": {}, **WAYS})
 
 
 def peers() -> list[MeshPeer]:
-    """All strategies, the naive way, and the layer without communication."""
+    """Returns all strategies, the naive layer, and the layer without communication."""
     return [
         *of_strategies(STRATEGIES),
         MeshPeer("naive", Role.GROUPED, naive, copy_engines=False),

@@ -13,17 +13,17 @@ RECIPES = {
     "blockwise_bf16_wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
 }
 TOLERANCE = 0.1
-"""The error of four products of operands with three bits of mantissa."""
+"""The relative error of a chain of products of operands with three bits of mantissa."""
 
 
 class Fp8Layer(JaxPeer):
     """A layer with a recipe.
 
     Args:
-      name: of the recipe.
-      function: of the layer's operands, a recipe and quantised weights or None.
-      quantized: whether weights are quantised before, as once in an optimiser step of many
-        microbatches; else each call quantises them.
+      name: name of the recipe.
+      function: function of the layer's operands, a recipe, and quantised weights or None.
+      quantized: whether weights are quantised before the call, as in an optimiser step of many
+        microbatches; otherwise each call quantises them.
       part_of: see `Call`.
     """
 
@@ -52,14 +52,14 @@ class Fp8Layer(JaxPeer):
         self.quantized = quantized
 
     def arguments(self, *operands: jax.Array) -> tuple[Any, ...]:
-        """The operands of the function: those of the layer and, if there are any, weights."""
+        """Returns the operands of the function: the layer's, and quantised weights or None."""
         *_, wi_0, wi_1, wo, _ = operands
         if not self.quantized:
             return *operands, None
         return *operands, jax.jit(jgg.quantize_mlp, static_argnums=3)(wi_0, wi_1, wo, self.recipe)
 
     def prepare(self, problem, *operands):
-        """Compiles the layer, and quantises the weights before if it is one of those."""
+        """Compiles the layer, and quantises the weights if `quantized`."""
         call = super().prepare(problem, *self.arguments(*operands))
         call.tolerance = TOLERANCE
         return call

@@ -1,4 +1,4 @@
-"""This project's kernels through its public functions; its reference implementation on a CPU."""
+"""This package's public functions, which run its kernels on a GPU and its reference on a CPU."""
 
 import functools
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def ragged_product(problem: Problem, implementation: str | None) -> Callable[...
 
 
 class Ours(Peer):
-    """`jax_grouped_gemm` with the implementation pinned, so that nothing falls back unnoticed."""
+    """`jax_grouped_gemm` with a fixed implementation, so that nothing falls back unnoticed."""
 
     name = "ours"
     role = Role.OURS

@@ -1,4 +1,4 @@
-"""Our FP8 products, and what is compared with them of ours: other scales, and bfloat16."""
+"""Our FP8 products, our products with other scales, and our bfloat16 products."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from benchmarks.peers.ours import ragged_product
 
 
 def scaled_product(problem: Problem, **options: Any) -> Callable[..., jax.Array]:
-    """The function of (lhs, its scales, rhs, its scales, group sizes) that is measured."""
+    """Returns the function of (lhs, its scales, rhs, its scales, group sizes) to measure."""
     options |= {
         "preferred_element_type": problem.out_dtype,
         "implementation": pinned_implementation(),
@@ -27,7 +27,7 @@ def scaled_product(problem: Problem, **options: Any) -> Callable[..., jax.Array]
 
 
 class OursScaled(Peer):
-    """Our product of the operands as they are given."""
+    """Our product of the given operands."""
 
     name = "ours"
     role = Role.OURS
@@ -38,7 +38,7 @@ class OursScaled(Peer):
 
 
 class OursRowwise(Peer):
-    """A scale for each row and each column, as `torch._scaled_grouped_mm` has them."""
+    """Our product with a scale for each row and each column, like `torch._scaled_grouped_mm`."""
 
     role = Role.VARIANT
 
@@ -60,7 +60,7 @@ class OursRowwise(Peer):
 
 
 class OursBf16(Peer):
-    """The bfloat16 product of what the FP8 operands were made of."""
+    """Our bfloat16 product of the arrays from which the FP8 operands were quantised."""
 
     name = "ours_bf16"
     role = Role.VARIANT

@@ -1,6 +1,6 @@
-"""JAX's Pallas Mosaic-GPU ragged dot for Hopper, with the best of a small sweep of configurations.
+"""JAX's Pallas Mosaic-GPU ragged dot for Hopper, with the best configuration of a small sweep.
 
-The kernel is an example in JAX's tree and takes its tile sizes from the caller.
+The kernel is an example in JAX's tree, whose callers choose the tile sizes.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from benchmarks.peers.sweep import CompiledPeer
 
 @dataclass(frozen=True)
 class Config:
-    """Tile sizes in the kernel's own terms; `grid_block_n` is the width of its L2 rasterisation."""
+    """Tile sizes under the kernel's own names. `grid_block_n` is the width of its raster."""
 
     block_m: int
     block_n: int
@@ -33,8 +33,8 @@ class Config:
         )
 
 
-# In the order in which they are tried. One warpgroup computes a tile, so a tile has at most
-# 128 x 192 accumulators; more steps than these would not fit into shared memory.
+# A sweep tries these in order. One warpgroup computes a tile, so a tile has at most 128 x 192
+# accumulators. More steps would not fit into shared memory.
 CONFIGS = (
     Config(128, 128, 64, 5, 8),
     Config(64, 256, 64, 4, 4),
@@ -49,7 +49,7 @@ CONFIGS = (
 
 @functools.cache
 def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
-    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
+    """Returns the compiled function of (lhs, rhs, group_sizes) with a configuration."""
     from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu, transposed_ragged_dot_mgpu
 
     options = dataclasses.asdict(config)

@@ -1,4 +1,4 @@
-"""QuACK's variable-length GEMM (CuTe DSL), where it is installed."""
+"""QuACK's variable-length GEMM (CuTe DSL), if it is installed."""
 
 import functools
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from benchmarks.peers.sweep import SweptPeer
 
 @dataclass(frozen=True)
 class Config:
-    """Tile and cluster in QuACK's own terms; two consumers take turns if ping-pong."""
+    """Tile, schedule and cluster under QuACK's own names."""
 
     tile_m: int
     tile_n: int
@@ -24,8 +24,8 @@ class Config:
         return f"{self.tile_m}x{self.tile_n} {schedule}, cluster {self.cluster_m}x{self.cluster_n}"
 
 
-# QuACK's default for Hopper first, then the rest of its autotuner's space, likely ones first. The
-# autotuner itself would try all of them for each problem and distribution.
+# QuACK's default for Hopper, then the other configurations of its autotuner, likely ones first. The
+# autotuner would try all of them for each problem and distribution.
 CONFIGS = tuple(
     Config(*config)
     for config in (
@@ -42,14 +42,14 @@ CONFIGS = tuple(
 
 
 def candidates(problem: Problem) -> list[Config]:
-    # A cluster two tiles high is half idle in a group of fewer rows than one.
+    # A cluster two tiles high is half idle if groups have fewer rows than a tile.
     small_groups = not problem.contracting and problem.m <= 64 * problem.groups
     return sorted(CONFIGS, key=lambda config: small_groups and config.cluster_m > 1)
 
 
 @functools.cache
 def gemm_config(config: Config) -> Any:
-    """A configuration as QuACK has it, the same object each time: it keeps plans by their `id`."""
+    """Returns QuACK's object for a configuration, always the same, because QuACK caches by `id`."""
     from quack.gemm_config import GemmConfig
 
     return GemmConfig(**{"is_dynamic_persistent": False} | asdict(config), device_capacity=9)
@@ -58,7 +58,7 @@ def gemm_config(config: Config) -> Any:
 class Quack(SweptPeer):
     """`gemm` with `cu_seqlens_m` for ragged rows and `cu_seqlens_k` for weight gradients.
 
-    A sweep of one is its default configuration; more are what its own tuning might choose.
+    A sweep of 1 takes the default configuration. Larger sweeps try those that tuning might choose.
     """
 
     name = "quack"

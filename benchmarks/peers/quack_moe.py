@@ -1,9 +1,10 @@
-"""A mixture-of-experts layer made of QuACK's fused kernels, as SonicMoE composes them.
+"""A mixture-of-experts layer of QuACK's fused kernels, composed as in SonicMoE.
 
-Forward: gate and up with a gathered operand and the activation, the down projection, a weighted sum
-of each token's rows. Backward: the gradients of gate and up with that of the router's weights, two
-weight gradients with gathered operands, the gradient of the rows of x, their sum by token. Gate and
-up have their columns in turn, as QuACK wants them; weights are stored k-major, which is fastest.
+The forward pass computes gate and up with a gathered operand and the activation, the down
+projection, and a weighted sum of each token's rows. The backward pass computes the gradients of
+gate, up and the router's weights, two weight gradients with gathered operands, and the gradient of
+the rows of x and its sums by token. QuACK needs alternating columns of gate and up. Weights are
+stored k-major, which is fastest.
 """
 
 import functools
@@ -20,20 +21,20 @@ from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch, once
 from benchmarks.peers import quack
 from benchmarks.peers.sweep import Sweep
 
-BLOCK = 1024  # columns that one program of the sum takes
+BLOCK = 1024  # columns that a Triton program sums
 
-# The products, in the order in which a step needs them.
+# The products, in the order of a step.
 KINDS = ("gate_up", "down", "gate_up_gradient", "down_weights", "x_gradient", "gate_up_weights")
 # Products that gather an operand, and products whose epilogue works on pairs of columns.
 GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
 PAIRED = ("gate_up", "gate_up_gradient")
-# The distance of another configuration's result, over the norm of the result, in bfloat16.
+# The limit of the distance between results of two configurations, over the norm of a result.
 TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Config(quack.Config):
-    """Whether blocks take their tiles from a counter or in a fixed order, besides the tiles."""
+    """A configuration that also says whether blocks take tiles from a counter (dynamic)."""
 
     is_dynamic_persistent: bool = False
 
@@ -42,37 +43,38 @@ class Config(quack.Config):
 
 
 def candidates(kind: str) -> list[Config]:
-    """The configurations that QuACK's autotuner would try for a kind, its default first.
+    """Returns the configurations that QuACK's autotuner would try for a kind, its default first.
 
-    The gradient of gate and up is dynamic by default, and SonicMoE has it otherwise: both.
+    The gradient of gate and up has both orders of tiles, because it is dynamic by default, but not
+    in SonicMoE.
     """
     return [
         Config(**asdict(tiles), is_dynamic_persistent=dynamic)
         for tiles in quack.CONFIGS
         for dynamic in ((True, False) if kind == "gate_up_gradient" else (False,))
-        # Rows that each block gathers for itself have no neighbour to share them with.
+        # Each block gathers rows for itself, so blocks of a cluster cannot share them.
         if kind not in GATHERED or (tiles.cluster_n == 1 and tiles.tile_n != 208)
         if kind not in PAIRED or tiles.tile_n % 32 == 0
     ]
 
 
-# (config or None for QuACK's default, tensors that other products gave) -> the results.
+# Returns results for a configuration (None for QuACK's default) and results of other products.
 Function = Callable[..., Sequence[Any]]
-# (kind, tensors that other products gave) -> the results.
+# Returns results for a kind and results of other products.
 Choice = Callable[..., Sequence[Any]]
 
 
 def functions(
     x: Any, dy: Any, rows: Any, starts: Any, weights: Any, w_in: Any, w_out: Any
 ) -> dict[str, Function]:
-    """QuACK's products by kind, of PyTorch's tensors.
+    """Returns QuACK's products by kind, for PyTorch tensors.
 
     Args:
       x, dy: [T, D].
       rows: [T * K], the token of each sorted row.
       starts: [E + 1], the first sorted row of each expert.
-      weights: [T * K], the router's, of the sorted rows.
-      w_in, w_out: [E, 2 F, D] with gate and up in turn, and [E, D, F].
+      weights: [T * K], the router's weights of the sorted rows.
+      w_in, w_out: [E, 2 F, D] with alternating gate and up, and [E, D, F].
     """
     import torch
     from quack.gemm_interface import gemm_act, gemm_dact, gemm_tuned
@@ -104,7 +106,7 @@ def functions(
             colvec_reduce=True,
             tuned=False,
             config=pinned(config),
-            # QuACK's default is dynamic; a configuration says for itself.
+            # QuACK's default is dynamic. A configuration has its own setting.
             dynamic_scheduler=config is None,
             **by_row,
         )
@@ -121,26 +123,26 @@ def functions(
 
 
 def products(experts: int, m: int, d: int, f: int) -> dict[str, str]:
-    """The products' names in the file of configurations, by kind."""
+    """Returns the products' names in the file of configurations, by kind."""
     sizes = zip(KINDS, ((d, 2 * f), (f, d), (d, f), (d, f), (2 * f, d), (d, 2 * f)), strict=True)
     return {kind: f"{kind}/{experts}x{m}x{k}x{n}/bfloat16" for kind, (k, n) in sizes}
 
 
 def parts_in_order(kinds: Sequence[str]) -> Callable[[str], str]:
-    """A `part_of` that tells products, whose kernels are named alike, by their order in a call."""
+    """Returns a `part_of` that distinguishes products by their order, because names are equal."""
     products, others = itertools.cycle(kinds), {"sum_of_rows": "combine"}
     return lambda kernel: next(products) if "cutlass" in kernel else others.get(kernel, "PyTorch")
 
 
 class SeveralResults(TorchCall):
-    """A call of several results, of which the first tells when the device has finished."""
+    """A call with several results, which waits for the first one."""
 
     def wait(self, result: Sequence[Any]) -> None:
         super().wait(result[0])
 
 
 class LayerCall(SeveralResults):
-    """A layer's results: y and, of a step, the gradients that `QuackLayer` returns.
+    """A call of a layer, whose results are y and, for a step, the gradients.
 
     `inverse` [T, K] is the sorted row of each token's choice.
     """
@@ -164,9 +166,9 @@ def tuned(
     of_kind: Mapping[str, Function],
     named: Mapping[str, str],
 ) -> dict[str, Config]:
-    """The fastest configuration of each product that `compose` asks for, known or swept for.
+    """Returns the fastest configuration of each product that `compose` calls, known or by a sweep.
 
-    A configuration whose result is not that of QuACK's default does not count.
+    A configuration whose result differs from that of QuACK's default does not count.
     """
     configs: dict[str, Config] = {}
 
@@ -192,7 +194,7 @@ def tuned(
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Whether two tensors differ by more than rounding, or are no numbers."""
+    """Returns whether two tensors differ by more than rounding, or have NaN."""
     import torch
 
     error, norm = (x.norm(dtype=torch.float32) for x in (one - other, other))
@@ -200,10 +202,7 @@ def differ(one: Any, other: Any) -> bool:
 
 
 class QuackLayer(Peer):
-    """The layer by QuACK, with its default configurations or with the best of each product.
-
-    Configurations that are not known yet are swept for, as `Quack` does.
-    """
+    """QuACK's layer, with its default configurations, or with a sweep for each product."""
 
     role = Role.GROUPED
     needs = ("torch", "triton", "quack", "GPU")
@@ -266,7 +265,7 @@ class QuackLayer(Peer):
 
 
 def _sum_of_rows():
-    """A function (rows, places [T * K], T, weights?) that adds up the rows of each token."""
+    """Returns a function of (rows, places [T * K], T, weights) that sums the rows of each token."""
     import torch
     import triton
     import triton.language as tl

@@ -11,7 +11,7 @@ from benchmarks.harness.peer import NotOffered, Peer, Role, dimension_numbers, j
 
 @functools.cache
 def ragged_product(problem: Problem) -> Callable[..., jax.Array]:
-    """The jitted function of (lhs, rhs, group_sizes) that is measured."""
+    """Returns the jitted function of (lhs, rhs, group_sizes) to measure."""
     return jax.jit(
         functools.partial(
             jax.lax.ragged_dot_general,

@@ -1,6 +1,6 @@
-"""The best of a few configurations of a peer that leaves its tile sizes to the caller.
+"""Finds the best of a few configurations of a peer whose callers choose the tile sizes.
 
-The file of a sweep keeps its result, so that later runs do not sweep again.
+A file keeps the results of a peer's sweeps, so that later runs do not sweep again.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from benchmarks.harness.peer import Call, NotOffered, Peer, Role
 
 RESULTS = Path(__file__).parents[1] / "results"
 
-# The rounds of the timing. Configurations take turns, because a chip slows down as it warms up.
+# Rounds of the timing. Configurations alternate, because a chip slows down as it warms up.
 ROUNDS = 3
 
 # A frozen dataclass of plain values.
@@ -24,14 +24,14 @@ Config = Any
 
 
 class Sweep:
-    """Which configuration of one peer is fastest for a problem."""
+    """Finds the fastest configurations of a peer."""
 
     def __init__(self, peer: str, limit: int, retune: bool, directory: Path = RESULTS):
-        """Tries `limit` configurations where none is known yet, or everywhere with `retune`."""
+        """Tries `limit` configurations if the fastest is not known, or always with `retune`."""
         self._path = directory / f"{peer}_configs.json"
         self._limit = limit
         self._retune = retune
-        # Configurations of this run. Sizes change between distributions, problems do not.
+        # Configurations of this run, because distributions of group sizes have the same problem.
         self._chosen: dict[Any, Config] = {}
 
     def best(
@@ -41,11 +41,10 @@ class Sweep:
         prepare: Callable[[Config], Call],
         workers: int = 1,
     ) -> Call:
-        """The call of the fastest configuration that works; `detail` is the configuration.
+        """Returns the call of the fastest configuration; its `detail` is the configuration.
 
-        `problem` is a `Problem`, or the name of one of another suite.
-        `prepare` compiles, in up to `workers` threads at once. If it raises for all candidates,
-        what it raised first is raised.
+        `problem` is a `Problem`, or the name of another suite's problem. `prepare` compiles, in up
+        to `workers` threads. If it fails for all candidates, its first exception is raised.
         """
         if not candidates:
             raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
@@ -62,7 +61,7 @@ class Sweep:
 
     def _known(self, problem: Any, candidates: Sequence[Config]) -> Config | None:
         known = None if self._retune else self._read().get(_key(problem))
-        # A configuration that is no longer on the list is no longer known.
+        # Ignore a configuration that is no longer a candidate.
         return next((c for c in candidates if dataclasses.asdict(c) == known), None)
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -80,11 +79,11 @@ def _prepare_all(
         try:
             return prepare(config)
         except Exception as error:
-            # A configuration may not fit the problem in ways that only compiling it tells.
+            # Some configurations fail only when they are compiled.
             return error
 
     if workers == 1:
-        # In this thread: the CUDA context that a peer relies on is current here, not in others.
+        # Use this thread, because only here a peer's CUDA context is current.
         outcomes = {config: outcome(config) for config in configs}
     else:
         with ThreadPoolExecutor(workers) as pool:
@@ -96,13 +95,13 @@ def _prepare_all(
 
 
 def _fastest(calls: Mapping[Config, Call]) -> Config:
-    """By the shortest of a few rounds."""
+    """Returns the configuration with the least time in any of a few rounds."""
     rounds = [{config: _seconds(call) for config, call in calls.items()} for _ in range(ROUNDS)]
     return min(calls, key=lambda config: min(seconds[config] for seconds in rounds))
 
 
 def _seconds(call: Call, calls: int = 3) -> float:
-    """Seconds for a queue of calls after a warm-up."""
+    """Returns the seconds for a queue of calls after a warm-up."""
     call.wait(call.run())
     start = time.perf_counter()
     for _ in range(calls):
@@ -129,7 +128,7 @@ class SweptPeer(Peer):
 
 
 class CompiledPeer(SweptPeer):
-    """One whose `configs` have `block_m`, and whose `compiled` functions take JAX's arrays."""
+    """A peer whose `configs` have `block_m`, and whose `compiled` functions take JAX arrays."""
 
     configs: Sequence[Config]
 
@@ -140,8 +139,8 @@ class CompiledPeer(SweptPeer):
         raise NotImplementedError
 
     def candidates(self, problem: Problem) -> list[Config]:
-        """The configurations that fit the problem, likely ones first."""
-        # A tile much taller than a group is mostly wasted.
+        """Returns the configurations that fit the problem, likely ones first."""
+        # A tile that is much taller than a group is mostly empty.
         small_groups = not problem.contracting and problem.m <= 64 * problem.groups
         ranked = sorted(self.configs, key=lambda config: small_groups and config.block_m > 64)
         return [config for config in ranked if self.allowed(problem, config)]

@@ -1,4 +1,4 @@
-"""tokamax's ragged dot, its Mosaic-GPU and its Triton kernels, where it is installed."""
+"""tokamax's ragged dot with its Mosaic-GPU and Triton kernels, if it is installed."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jax_grouped_gemm import moe
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel and its options in tokamax's own terms; None is left out."""
+    """A kernel and its options under tokamax's own names. Options that are None are left out."""
 
     implementation: str
     block_m: int
@@ -29,7 +29,7 @@ class Config:
     grid_tile_width: int | None = None
 
     def options(self) -> dict[str, int | bool]:
-        """The arguments of the kernel's own configuration class."""
+        """Returns the arguments of the kernel's own configuration class."""
         fields = asdict(self)
         del fields["implementation"]
         return {"split_k": 1} | {name: value for name, value in fields.items() if value is not None}
@@ -39,9 +39,8 @@ class Config:
         return f"{self.implementation} {tile}, {self.num_stages} stages"
 
 
-# tokamax tunes offline and ships what it found on an H100: the most frequent entries of those
-# tables, the Triton kernel's first, since it is the faster on most of their problems. The defaults
-# for a GPU without a table, 64x64 tiles, are far from these.
+# These are the most frequent entries of the tables that tokamax tuned on an H100, first those of
+# the Triton kernel, which is faster on most problems. Its defaults without a table are slow.
 CONFIGS = (
     Config("triton", 128, 128, 32, 4, num_warps=4),
     Config("triton", 128, 256, 64, 3, num_warps=8),
@@ -52,24 +51,24 @@ CONFIGS = (
 )
 
 
-# For weights of 4 and 8 bits: the default, and tiles of fewer and of more rows.
+# Configurations for weights of 4 and 8 bits: the default, and tiles of fewer and of more rows.
 LAYER_CONFIGS = tuple(
     Config("mosaic_gpu", rows, 64, 128, 3, persistent=True, grid_minor_dim=0, grid_tile_width=1)
     for rows in (64, 16, 128)
 )
 
 
-# The Mosaic kernel unrolls a loop over the groups, and 128 of them take half a minute to compile.
+# The Mosaic kernel unrolls a loop over the groups. With 128 groups it compiles for half a minute.
 MOST_MOSAIC_GROUPS = 32
 
 
 def kernel_of(config: Config) -> Callable[..., jax.Array]:
-    """A kernel of tokamax's with a configuration."""
+    """Returns tokamax's kernel with a configuration."""
     from absl import flags
     from tokamax._src.ops.ragged_dot import api
 
     if not flags.FLAGS.is_parsed():
-        # tokamax would look for its flags on this program's command line.
+        # Without this, tokamax would look for its flags on this program's command line.
         flags.FLAGS(["tokamax"])
     kernel = api.IMPLEMENTATIONS[config.implementation]
     return kernel.replace(config=kernel.config_cls(**config.options()))
@@ -77,7 +76,7 @@ def kernel_of(config: Config) -> Callable[..., jax.Array]:
 
 @functools.cache
 def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
-    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
+    """Returns the compiled function of (lhs, rhs, group_sizes) with a configuration."""
     numbers, dtype = dimension_numbers(problem), problem.out_dtype
     options = dict(ragged_dot_dimension_numbers=numbers, preferred_element_type=dtype)
 
@@ -88,7 +87,7 @@ def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
 
 
 class Tokamax(CompiledPeer):
-    """Transposed operands are copied by tokamax itself, and those copies are part of its time."""
+    """tokamax's ragged dot. Its time includes the copies that it makes of transposed operands."""
 
     name = "tokamax"
     needs = ("tokamax", "GPU")
@@ -102,7 +101,7 @@ class Tokamax(CompiledPeer):
 
 
 class TokamaxLayer(Peer):
-    """A layer of int4 or int8 weights by tokamax's products, between our sort and our sum."""
+    """A layer of int4 or int8 weights with tokamax's products, and our sort and our sum."""
 
     name, role, needs = "tokamax", Role.GROUPED, ("tokamax", "GPU")
 
@@ -114,7 +113,7 @@ class TokamaxLayer(Peer):
             raise NotOffered(f"{format} of {layer.embed} x {layer.hidden}")
 
         def parts(q):
-            # The kernel reads values along k, and multiplies numbers of the scales' dtype.
+            # The kernel reads values along k, and multiplies in the dtype of the scales.
             codes, scales, _ = q.unpack()
             values = jnp.swapaxes(codes, 1, 2).astype(jnp.int8)
             if format == "int4":

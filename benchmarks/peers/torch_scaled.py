@@ -1,4 +1,4 @@
-"""cuBLAS's FP8 product and PyTorch's grouped one, both through PyTorch."""
+"""cuBLAS's FP8 product and PyTorch's grouped FP8 product, both through PyTorch."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch,
 
 
 def fp8_as_torch(x: jax.Array) -> Any:
-    """A PyTorch tensor over the same memory; as bytes on the way, which every DLPack knows."""
+    """Returns a PyTorch tensor over the same memory, passed as bytes, which all of DLPack knows."""
     import torch
 
     dtype = {jnp.float8_e4m3fn: torch.float8_e4m3fn, jnp.float8_e5m2: torch.float8_e5m2}
@@ -25,7 +25,7 @@ def fp8_as_torch(x: jax.Array) -> Any:
 
 
 class DenseScaledMm(Peer):
-    """One cuBLAS product of the same FLOPs with one scale a tensor: the practical ceiling."""
+    """One cuBLAS product of the same FLOPs with a scale for each tensor, the practical limit."""
 
     role = Role.CEILING
     needs = ("torch", "GPU")
@@ -36,11 +36,11 @@ class DenseScaledMm(Peer):
         self._fast = fast_accumulation
 
     def prepare(self, problem, lhs, rhs, group_sizes):
-        """All rows with the first group's weights; for a weight gradient, all rows in one group."""
+        """Multiplies all rows by the first group's weights, or computes one weight gradient."""
         import torch
 
         if problem.contracting:
-            # Without the columns that fill up groups; their number must be a multiple of 16.
+            # Leave out padding of groups. The number of rows must be a multiple of 16.
             rows = problem.m // 16 * 16
             a, b = (fp8_as_torch(in_columns(x.values))[:, :rows] for x in (lhs, rhs))
         else:

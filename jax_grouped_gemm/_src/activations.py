@@ -16,15 +16,15 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
-# Beyond this gate all functions equal their limits, in float64 too. The gate's cube is finite.
+# All functions equal their limits for larger gates, in float64 too, and this gate's cube is finite.
 _SATURATED = 1024.0
 
 
 def _saturating(x: jax.Array) -> jax.Array:
     """Clips `x` for a function that is constant past `_SATURATED`, so that its slope there is zero.
 
-    Otherwise the slope of a large gate is zero times infinity, because its square or another
-    product of it overflows.
+    Without clipping, the slope for a large gate would be zero times infinity, because powers of the
+    gate overflow.
     """
     return jnp.where(jnp.abs(x) > _SATURATED, jnp.sign(x) * _SATURATED, x)
 
@@ -54,15 +54,15 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """hidden = function(gate) (up + up_offset), with clipping before or after the function.
+    """Computes function(gate) * (up + up_offset), with clipping before or after the function.
 
     Attributes:
       function: a name ("silu", "gelu", "gelu_tanh", "relu", "relu2") or any elementwise function.
-      alpha: for "silu", gate sigmoid(alpha gate).
+      alpha: for "silu", which then is gate * sigmoid(alpha * gate).
       limit: if given, gate is clipped to at most `limit`, and up to [-limit, limit].
       up_offset: added to up.
       limit_after: whether `limit` clips function(gate) instead of gate, as in Ling 3:
-        min(silu(gate), limit) clip(up, -limit, limit). No kernel fuses this.
+        min(silu(gate), limit) * clip(up, -limit, limit). No kernel fuses this option.
     """
 
     function: str | Callable[[jax.Array], jax.Array] = "silu"
@@ -88,7 +88,7 @@ class Activation:
             raise ValueError("limit_after needs a limit, got limit=None")
 
     def __call__(self, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
-        """The hidden layer of `gate` and `up`, or of `gate` alone where experts have no up."""
+        """Returns the hidden layer of `gate` and `up`, or of `gate` alone if experts have no up."""
         if self.limit is not None and not self.limit_after:
             gate = _at_most(gate, self.limit)
         if self.alpha != 1:
@@ -117,7 +117,7 @@ class Activation:
 
 
 def _at_most(x: jax.Array, limit: float) -> jax.Array:
-    # Not `minimum`: its slope at the limit itself is a half; the kernels' is one, as `select`'s.
+    # At the limit itself, `minimum` has slope 1/2, but the kernels and `where` have slope 1.
     return jnp.where(x > limit, limit, x)
 
 
@@ -131,7 +131,7 @@ _KNOWN = {jax.nn.silu: "silu", jax.nn.gelu: "gelu_tanh", jax.nn.relu: "relu"}
 
 
 def as_activation(activation: str | Callable | Activation) -> Activation:
-    """Returns the `Activation` that `activation` names or is; recognises functions of `jax.nn`.
+    """Returns `activation` as an `Activation`; recognises silu, gelu and relu of `jax.nn`.
 
     Raises:
       ValueError: no activation has this name.
@@ -153,7 +153,7 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
 
 
 def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
-    """Whether the activation's function closes over traced values, for [rows, columns].
+    """Returns whether the activation's function of [rows, columns] closes over traced values.
 
     Such a function cannot be a primitive's parameter, because parameters must be static.
     """
@@ -167,7 +167,10 @@ def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
 def hidden_layer(
     activation: Activation, gate: jax.Array, up: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:
-    """activation(gate, up) weights of [m, F], [m, F] and [m], in float32 at least, rounded once."""
+    """Returns activation(gate, up) * weights for [m, F], [m, F] and [m].
+
+    It computes in float32 at least, and rounds once to the dtype of `gate`.
+    """
     dtype = at_least_float32(gate.dtype)
     hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
     if weights is not None:

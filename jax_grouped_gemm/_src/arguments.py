@@ -1,8 +1,8 @@
 """Checks arguments that the public functions share, and brings them into one form.
 
 Ragged products take any integers as group sizes and offsets. Negative sizes count as zero, the
-running sum is cut at the number of rows, and rows that no group owns are zero. These rules make any
-sizes safe, but hide mistakes. `check_groups` checks the values when a program runs.
+running sum saturates at the number of rows, and rows that no group owns are zero. These rules make
+any sizes safe, but hide mistakes. `check_groups` checks the values when a program runs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from jax_grouped_gemm._src.invariance import Invariant, invariant, is_enabled
 
 _INT32 = np.iinfo(np.int32)
 
-# Captured at import, because a user may put our function in its place.
+# Keep JAX's function, because `adapters.replace_lax` may put this package's in its place.
 jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
-"""Who computes an operation: its kernels, or XLA. "reference" is another name of "xla"."""
+"""Computes an operation with kernels, or in pure JAX. "reference" is another name for "xla"."""
 Implementation = KernelName | Invariant | None
 
 Chosen = TypeVar("Chosen", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
-    """Returns `implementation`, "xla" for "reference"; raises a `ValueError` if it is invalid."""
+    """Returns `implementation`, or "xla" for "reference"; raises `ValueError` if it is invalid."""
     if isinstance(implementation, Invariant):
         return implementation
     checked_choice("implementation", implementation, (None, *get_args(KernelName)))
@@ -46,15 +46,15 @@ def with_invariance(function: str, implementation: Any, batch_invariant: bool) -
     """Returns `implementation`, made batch invariant if the argument or the context asks for it.
 
     Raises:
-      TypeError: `batch_invariant` is no boolean.
-      ValueError: no kernels of this package may run.
+      TypeError: `batch_invariant` is not a boolean.
+      ValueError: batch invariance is asked for, but `implementation` excludes the kernels.
     """
     if not (checked_boolean(f"{function}: batch_invariant", batch_invariant) or is_enabled()):
         return implementation
     if callable(implementation) or implementation in ("xla", "reference"):
         raise ValueError(
-            f"{function}: implementation must be None or 'cuda' with batch_invariant, which only "
-            f"kernels of this package are, got {implementation!r}"
+            f"{function}: implementation must be None or 'cuda' with batch_invariant, because only "
+            f"kernels of this package are batch invariant, got {implementation!r}"
         )
     return invariant(implementation)
 
@@ -75,7 +75,7 @@ def checked_boolean(name: str, value: Any) -> bool:
 
 
 def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
-    """Returns the dtype of arrays made with `dtype`: without x64 mode, 64 bits become 32."""
+    """Returns the dtype that arrays made with `dtype` have. Without x64 mode, 64 bits become 32."""
     try:
         if dtype is not None:  # NumPy would take None as float64
             return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -85,7 +85,7 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
 
 
 def as_array(name: str, x: Any) -> jax.Array:
-    """Returns `x` as a JAX array; raises a `TypeError` if it is no array at all."""
+    """Returns `x` as a JAX array; raises a `TypeError` if it is not an array of numbers."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         if hasattr(x, "dequantize"):
             raise TypeError(
@@ -104,7 +104,7 @@ def as_array(name: str, x: Any) -> jax.Array:
 
 
 def _described(x: Any) -> str:
-    """Returns the type and value of what should be an array, and how to make one of it."""
+    """Returns the type and value of `x`, which should be an array, and how to convert it."""
     is_convertible = isinstance(x, (list, tuple)) or hasattr(x, "__jax_array__")
     advice = "; jnp.asarray() makes an array of it" if is_convertible else ""
     return f"{type(x).__name__}: {reprlib.repr(x)}{advice}"
@@ -123,7 +123,7 @@ def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Arra
 
 
 def check_ranks(**operands: tuple[jax.Array, int]) -> None:
-    """Raises a `TypeError` unless each operand has as many dimensions as it should."""
+    """Raises a `TypeError` unless each operand has its rank; operands are (array, rank) by name."""
     for name, (x, rank) in operands.items():
         if x.ndim != rank:
             dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
@@ -133,7 +133,7 @@ def check_ranks(**operands: tuple[jax.Array, int]) -> None:
 
 
 def checked_int(name: str, value: int) -> int:
-    """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
+    """Returns `value`, an integer or symbolic dimension; raises a `TypeError` for anything else."""
     if isinstance(value, bool | np.bool_) or not (
         isinstance(value, int | np.integer) or jax.export.is_symbolic_dim(value)
     ):
@@ -142,7 +142,7 @@ def checked_int(name: str, value: int) -> int:
 
 
 def checked_real(name: str, value: Any) -> float:
-    """Returns a real number as a Python float; raises a `TypeError` if `value` is none."""
+    """Returns `value` as a Python float; raises a `TypeError` if it is not a real number."""
     if isinstance(value, bool | np.bool_) or not isinstance(
         value, int | float | np.integer | np.floating
     ):
@@ -163,7 +163,10 @@ def refuse_sharded(function: str, **operands: Any) -> None:
 
 
 def canonical_precision(precision: Any) -> Any:
-    """Returns a hashable form: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
+    """Returns `precision` in a hashable form: None, an algorithm, a `jax.lax.Precision` or a pair.
+
+    None becomes the value of `jax_default_matmul_precision`.
+    """
     if precision is None:
         config: Any = jax.config  # its options are attributes made at run time
         precision = config.jax_default_matmul_precision
@@ -177,18 +180,18 @@ def canonical_precision(precision: Any) -> Any:
         precision = lax.Precision(precision)
     except (TypeError, ValueError):  # TypeError if it has no hash
         raise ValueError(
-            "precision must be None, a jax.lax.Precision or a name of one, a jax.lax.DotAlgorithm "
-            f"or a preset, or a pair of those, got {reprlib.repr(precision)}"
+            "precision must be None, a jax.lax.Precision or its name, a jax.lax.DotAlgorithm or a "
+            f"preset, or a pair of these, got {reprlib.repr(precision)}"
         ) from None
-    # XLA:GPU lets HIGH use TF32. Only DEFAULT may: HIGH is accurate to float32 here.
+    # XLA:GPU may use TF32 for HIGH. Here HIGH is as accurate as float32, and only DEFAULT is not.
     return lax.Precision.HIGHEST if precision == lax.Precision.HIGH else precision
 
 
 def as_indices(name: str, x: Any) -> jax.Array:
-    """Returns integers, an array or a number, as int32, clipped to its range.
+    """Returns an integer or an array of integers as int32, clipped to the range of int32.
 
     Raises:
-      TypeError: `x` is neither an array nor an integer, or not of integers.
+      TypeError: `x` is neither an integer nor an array of integers.
     """
     if isinstance(x, np.generic):
         x = np.asarray(x)
@@ -208,7 +211,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
 
 
 def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
-    """Returns `group_offset` as int32 [1]; a `TypeError` says what is wrong."""
+    """Returns `group_offset` as int32 [1]; raises a `TypeError` if it is not an integer."""
     if group_offset is None:
         return _no_offset()
     offset = as_indices("group_offset", group_offset)
@@ -219,12 +222,12 @@ def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def _no_offset() -> jax.Array:
-    # Make the zero on the device, so that an eager call sends nothing there.
+    # Make the zero on the device, so that an eager call copies nothing to it.
     return jnp.zeros(1, jnp.int32)
 
 
 def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
-    """Returns `group_sizes` [G] as int32; a `TypeError` says what is wrong."""
+    """Returns `group_sizes` [G] as int32; raises a `TypeError` if they are not [G] integers."""
     sizes = as_indices("group_sizes", group_sizes)
     if sizes.ndim != 1:
         raise TypeError(f"group_sizes must have the shape [G], got {sizes.shape}")
@@ -234,8 +237,8 @@ def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
 def check_group_count(
     name: str, group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
 ) -> None:
-    """Raises a `TypeError` if the operand of that name has more matrices than there are groups, or
-    fewer without an offset."""
+    """Raises a `TypeError` if operand `name` has more matrices than there are groups, or fewer
+    matrices although there is no offset."""
     count = group_sizes.shape[0]
     if num_matrices > count or (group_offset is None and num_matrices != count):
         raise TypeError(
@@ -255,7 +258,7 @@ def evaluate_as_jax(
 ) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of the result of `jax.lax.ragged_dot_general`, or raises its errors.
 
-    With `is_window`, rhs may have matrices for only some of the groups.
+    With `is_window`, rhs may have matrices for a part of the groups.
     """
     sizes_shape = group_sizes.shape
     if is_window and sizes_shape and dimension_numbers.rhs_group_dimensions:
@@ -282,7 +285,7 @@ def evaluate_as_jax(
         ) from None
 
 
-# Cached, because tracing takes longer than everything else before an eager call's kernel.
+# Cache results, because in an eager call tracing takes longer than all else before the kernel.
 @functools.lru_cache(maxsize=1024)
 def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(
@@ -303,17 +306,17 @@ class _Checks:
     unowned_rows: bool
 
 
-# The context is part of the key of JAX's caches: a jitted function is traced again inside.
+# The context is part of the key of JAX's caches, so a jitted function is traced again inside it.
 _context = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
-    """Context in which ragged products check their group sizes and offsets when they run.
+    """Returns a context in which ragged products check group sizes and offsets when they run.
 
-    Sizes must not be negative, their sum must be the number of rows, and a group offset must leave
-    all local groups inside the global ones. Outside `jax.jit` a failed check raises at once.
-    Inside `jax.jit`, `jax.experimental.checkify` has to carry the errors out:
+    Sizes must not be negative, their sum must be the number of rows, and with a group offset all
+    local groups must be global groups. Outside `jax.jit` a failed check raises at once. Inside
+    `jax.jit`, `jax.experimental.checkify` has to carry the errors out:
 
         with jgg.check_groups():
             error, y = checkify.checkify(jax.jit(layer))(x, weights)
@@ -321,37 +324,37 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
 
     The context covers `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`,
     `fp8_ragged_dot`, the scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and
-    everything that calls them inside the context, Flax layers included. `moe.dropless_mlp` treats
-    a choice of an expert that does not exist as a row without a group. The checks take a few small
-    kernels for each product. The context can decorate a function.
+    everything that calls them inside the context, Flax layers included. For `moe.dropless_mlp`, a
+    choice of an expert that does not exist counts as a row that no group owns. The checks run a few
+    small kernels for each product. The context can decorate a function.
 
     Args:
       unowned_rows: whether the sum may be less than the number of rows, for example because of
         padding.
 
     Raises:
-      checkify.JaxRuntimeError: by a product outside of `jax.jit`, or by `error.throw()`, with
-        the sizes.
+      checkify.JaxRuntimeError: a check failed. A product outside of `jax.jit` or `error.throw()`
+        raises it, and the message has the sizes.
     """
     with _context(_Checks(checked_boolean("unowned_rows", unowned_rows))):
         yield
 
 
 def has_group_checks() -> bool:
-    """Whether the context asks for checks."""
+    """Returns whether the context asks for checks."""
     return _context.value is not None
 
 
 def run_group_checks(
     group_sizes: jax.Array, num_rows: int, group_offset: jax.Array, num_local_groups: int
 ) -> None:
-    """Runs the checks of the context, if there are any.
+    """Runs the checks of the context, if it asks for any.
 
     Args:
       group_sizes: int32 [..., G].
-      num_rows: m.
+      num_rows: number of rows, m.
       group_offset: int32 [1].
-      num_local_groups: g.
+      num_local_groups: number of matrices, g.
     """
     checks: _Checks | None = _context.value
     if checks is None:
@@ -363,7 +366,7 @@ def run_group_checks(
         "group_sizes must not be negative, got {sizes}",
         sizes=group_sizes,
     )
-    # The sum saturates one past the rows, since a plain one could overflow.
+    # Let the sum saturate at one more than the rows, because a plain sum could overflow.
     limit = num_rows + 1
     sizes = jnp.clip(group_sizes, 0, limit)
     sums = lax.associative_scan(lambda a, b: a + jnp.minimum(b, limit - a), sizes, axis=-1)

@@ -1,9 +1,10 @@
-"""Arrays: sizes rounded up, the dtypes of sums and of slices, and the mesh axes they vary over.
+"""Helpers for arrays: sizes, the dtypes of sums and of slices, and the mesh axes they vary over.
 
-Inside `jax.shard_map` every array's type says over which manual axes it varies. Primitives whose
-operands vary over different axes are ill-typed. JAX's own operations insert the missing casts; ours
-do it with these helpers. The transpose of a cast is the `psum` that the gradient of a replicated
-operand needs, so it must be visible to autodiff and cannot be left to the lowering.
+Inside `jax.shard_map` the type of an array says over which manual axes it varies. A primitive whose
+operands vary over different axes is ill-typed. JAX's own operations insert the missing casts, and
+the operations of this package insert them with these helpers. The transpose of a cast is the `psum`
+that the gradient of a replicated operand needs. So casts must be visible to autodiff, and the
+lowering cannot insert them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def cdiv(a: Any, b: int) -> Any:
 
 
 def round_up(a: Any, multiple: int) -> Any:
-    """Returns the least multiple of `multiple` that is no less than `a`."""
+    """Returns the least multiple of `multiple` that is at least `a`."""
     return cdiv(a, multiple) * multiple
 
 
@@ -35,7 +36,7 @@ def at_least_float32(dtype: DTypeLike) -> np.dtype:
 
 
 def is_static(*sizes: Any) -> bool:
-    """Whether all sizes are numbers, not symbolic dimensions of `jax.export`."""
+    """Returns whether all sizes are numbers, not symbolic dimensions of `jax.export`."""
     return not any(map(export.is_symbolic_dim, sizes))
 
 
@@ -48,7 +49,7 @@ def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns a dtype of whole bytes that holds `dtype`, because XLA slices no smaller elements."""
+    """Returns a dtype of whole bytes that holds `dtype`; XLA cannot slice smaller elements."""
     if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
         return dtype
     is_integer = jnp.issubdtype(dtype, jnp.integer)
@@ -60,10 +61,10 @@ def whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype as which arrays of `dtype` are sliced and updated.
+    """Returns the dtype in which to slice and update arrays of `dtype`.
 
-    XLA computes narrow floats on the CPU in float32 and converts the whole array around every
-    dynamic slice and update, in each turn of a loop. It leaves unsigned integers alone.
+    On the CPU, XLA computes 8-bit and 16-bit floats in float32, and so it converts the whole array
+    for every dynamic slice and update in a loop. It does not convert unsigned integers.
     """
     is_narrow_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
     return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
@@ -80,14 +81,14 @@ def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Zeros of `dtype`, as bits."""
+    """Returns `to_bits` of zeros of `dtype`."""
     return jnp.zeros(shape, _bits_dtype(dtype))
 
 
 def map_batch(
     fn: Callable[..., jax.Array], operands: Sequence[jax.Array], ranks: Sequence[int]
 ) -> jax.Array:
-    """Applies `fn` to each batch element of the operands that exceed their rank."""
+    """Maps `fn` over the batch dimension of the operands that have more dimensions than `ranks`."""
     batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
     if not any(batched):
         return fn(*operands)
@@ -109,7 +110,7 @@ def stacked(operands: Sequence[jax.Array], dims: Sequence[int | None]) -> list[j
 
 
 def varying_axes(*arrays: jax.Array) -> frozenset[str]:
-    """The manual axes over which at least one of `arrays` varies."""
+    """Returns the manual axes over which at least one of `arrays` varies."""
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
 
 
@@ -120,7 +121,7 @@ def vary_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
 
 
 def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """The rows [m] of x [T, D], zero where an index is not in [0, T)."""
+    """Returns x[rows] of x [T, D] and rows [m], zero where an index is not in [0, T)."""
     if 0 in x.shape:  # a gather from an empty array finds no index out of range
         zeros = jnp.zeros((rows.shape[0], x.shape[1]), x.dtype)
         return vary_over(zeros, varying_axes(x, rows))
@@ -128,6 +129,6 @@ def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def align_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Casts all arrays to the union of the axes over which any of them varies."""
+    """Casts all arrays so that each varies over all axes over which any of them varies."""
     axes = varying_axes(*arrays)
     return tuple(vary_over(x, axes) for x in arrays)

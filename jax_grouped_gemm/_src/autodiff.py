@@ -1,4 +1,4 @@
-"""Sums of tangents, some of them symbolically zero, and rematerialisation."""
+"""Helpers for tangents, which may be symbolically zero, and for rematerialisation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jax.interpreters import ad
 
 
 def is_zero(tangent: Any) -> bool:
-    """Whether a tangent or cotangent is symbolically zero, without an array."""
+    """Returns whether a tangent or cotangent is symbolically zero."""
     return type(tangent) is ad.Zero
 
 
 def tangent_of(out: jax.Array, terms: Sequence[jax.Array]) -> Any:
-    """Returns the sum of `terms` as the tangent of `out`, symbolically zero without terms."""
+    """Returns the sum of `terms` as the tangent of `out`, a symbolic zero if there are no terms."""
     if not terms:
         return ad.Zero(jax.typeof(out).to_tangent_aval())
     return functools.reduce(ad.add_tangents, terms)
@@ -32,19 +32,19 @@ def once_differentiable(function: str, operands: Any) -> Any:
 def _once_differentiable_jvp(function, primals, tangents):
     raise NotImplementedError(
         f"{function} is differentiable once: its gradients are products of quantised operands, "
-        "which have no derivative. Stop the gradient of what is differentiated twice, or compute "
-        "that without a recipe."
+        "which have no derivative. Use jax.lax.stop_gradient on values that are differentiated "
+        "twice, or compute them without a recipe."
     )
 
 
 def is_mapped_over_mesh_axis() -> bool:
-    """Whether this is traced under `jax.vmap` with `spmd_axis_name`.
+    """Returns whether the caller is traced under `jax.vmap` with `spmd_axis_name`.
 
-    There JAX cannot vectorise a nested program that mixes mapped and unmapped values inside
-    `jax.shard_map`: it gives mapped values types that do not vary over the axis.
+    Such a `jax.vmap` cannot vectorise a nested program that mixes mapped and unmapped values inside
+    `jax.shard_map`, because the types that it gives mapped values do not vary over the axis.
     """
     try:
-        from jax._src import core  # no public function tells
+        from jax._src import core  # JAX has no public function for this
 
         return bool(core.get_axis_env().spmd_axis_names)
     except (ImportError, AttributeError):
@@ -56,7 +56,7 @@ def recomputed(
     static_argnums: int | tuple[int, ...] = (),
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """Returns `jax.checkpoint(function)`, or `function` where JAX cannot vectorise a checkpoint."""
+    """Returns `jax.checkpoint(function)`; calls of it that JAX cannot vectorise run `function`."""
     checkpointed = jax.checkpoint(function, static_argnums=static_argnums, policy=policy)
 
     @functools.wraps(function)

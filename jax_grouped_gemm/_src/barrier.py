@@ -1,8 +1,8 @@
 """An optimisation barrier whose operands may vary over different manual mesh axes.
 
 `jax.lax.optimization_barrier` refuses such operands. Casting them would change the types of the
-results, and under `jax.vmap(spmd_axis_name=...)` no cast is possible. A barrier orders the
-operations of one device, so that each result here has the type of its operand.
+results, and under `jax.vmap(spmd_axis_name=...)` no cast is possible. The barrier here only orders
+the operations of one device, so each of its results can have the type of its operand.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Tree = TypeVar("Tree")
 
 
 def barrier(operands: Tree) -> Tree:
-    """Returns `operands`; XLA makes none of them available before all are computed.
+    """Returns `operands`, none of which XLA makes available before it has computed all of them.
 
-    Tangents and cotangents are ordered in the same way.
+    A barrier orders tangents and cotangents in the same way.
     """
     leaves, structure = jax.tree.flatten(operands)
     return jax.tree.unflatten(structure, _barrier.bind(*leaves) if leaves else [])

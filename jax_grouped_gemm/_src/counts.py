@@ -1,4 +1,4 @@
-"""Refuses operands with more rows, columns or matrices than int32 counts."""
+"""Refuses operands whose number of rows, columns or matrices is too large for int32."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def check_counts(
     """Raises a `NotImplementedError` if an operand has too many rows, columns or matrices.
 
     Args:
-      function: name of the function, and of its operands in parentheses where they are known.
+      function: name of the function, with the names of its operands in parentheses if known.
       ranks: see `op.Op.operand_ranks`.
-      operands: of the primitive. Nothing is counted in int32 unless one of them has that dtype.
-      params: of the primitive. A `tree` has the operands' names.
+      operands: operands of the primitive. It counts in int32 only if one of them has this dtype.
+      params: parameters of the primitive. A `tree` has the operands' names.
     """
     if not any(x.dtype == jnp.int32 for x in operands):
         return
     for place, x in enumerate(operands):
-        # A vector of values is a buffer that results share; kernels count it in 64 bits.
+        # Do not check a vector of values. It is a buffer that results share, and kernels count its
+        # elements in 64 bits.
         if x.ndim == 1 and x.dtype != jnp.int32:
             continue
         for axis, size in enumerate(x.shape):
@@ -41,12 +42,12 @@ def check_counts(
                 raise NotImplementedError(
                     f"{function.partition('(')[0]}: {_name(function, place, operands, params)} of "
                     f"shape {x.shape} has {size} {counted}, beyond the limit {MOST} (2^31 - 1) of "
-                    "int32, in which they are counted"
+                    "int32, in which kernels count"
                 )
 
 
 def _name(function: str, place: int, operands: Sequence[Any], params: Mapping[str, Any]) -> str:
-    """Returns the name of an operand, or its place if the name is not known."""
+    """Returns the name of an operand, or "operand" and its number if the name is not known."""
     names = function.rstrip(")").partition("(")[2].split(", ")
     if place < len(names) and names[place]:
         return names[place]

@@ -1,8 +1,8 @@
-"""The GPU that a plan is made for, and how fast it is.
+"""The GPU that a plan is made for, and its speed.
 
-A kernel's time is at least that of its multiplications, and at least that of moving its bytes.
-Rates are those that an H200 sustains, whose clock falls while all tensor cores are busy. Plans know
-how many multiprocessors another chip has, but not its clock and memory.
+The time of a kernel is at least that of its multiplications, and at least that of moving its bytes.
+The rates are those that an H200 sustains; its clock falls while all tensor cores are busy. For
+another chip, plans use its number of multiprocessors, but the clock and memory of an H200.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ class Rates:
 
     Attributes:
       multiprocessors: number on the chip with these rates; other chips multiply in proportion.
-      sixteen_bits, eight_bits, fp64: multiply-adds a second of operands of these sizes.
-      tf32, float32: multiply-adds a second of XLA's float32 products, at the default precision and
-        exact.
-      bandwidth: bytes a second of the memory.
+      sixteen_bits, eight_bits, fp64: multiply-adds per second for operands of these sizes.
+      tf32, float32: the same of XLA's float32 products, at the default and the highest precision.
+      bandwidth: bytes per second of the memory.
     """
 
     multiprocessors: int = 132
@@ -60,12 +59,12 @@ class Target:
 
     @classmethod
     def of(cls, device: Any) -> Target:
-        """Describes a `jax.Device`, also one that exists only as a description to compile for."""
+        """Returns the target for a `jax.Device`, which may be only a description to compile for."""
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 
     def multiply_adds(self, dtype: np.dtype) -> float:
-        """Multiply-adds a second of operands of `dtype`; float32 ones are multiplied in parts."""
+        """Returns multiply-adds per second for operands of `dtype`; float32 has 16-bit parts."""
         rates, dtype = self.rates, np.dtype(dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             rate = rates.fp64 / 4  # a complex product is four real products
@@ -84,7 +83,7 @@ class Prediction:
     """The bounds of a kernel's time.
 
     Attributes:
-      tensor_seconds: time of the tensor cores, with idle ones that have no tile.
+      tensor_seconds: time of the tensor cores, if those without a tile are idle.
       memory_seconds: time to read every operand and write every result once.
       split_seconds: time to split float32 operands into parts first.
     """
@@ -95,7 +94,7 @@ class Prediction:
 
     @property
     def bound(self) -> Literal["tensor cores", "memory"]:
-        """The bound that takes longer."""
+        """The larger of the two bounds."""
         return "tensor cores" if self.tensor_seconds >= self.memory_seconds else "memory"
 
     @property
@@ -109,7 +108,7 @@ class Prediction:
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
+    """Returns a time with its unit, in microseconds or milliseconds."""
     us = seconds * 1e6
     return f"{us:.3g} us" if us < 999.5 else f"{us / 1e3:.3g} ms"
 
@@ -124,16 +123,16 @@ def predict(
     products: int = 1,
     split_bytes: float = 0,
 ) -> Prediction:
-    """The bounds of a kernel on `target`.
+    """Returns the bounds of a kernel's time on `target`.
 
     Args:
-      dtype: of the operands.
-      multiply_adds: pairs of elements to be multiplied.
+      dtype: dtype of the operands.
+      multiply_adds: number of multiply-adds.
       utilization: share of the tensor cores' work that is useful.
-      num_bytes: bytes read and written.
+      num_bytes: bytes that the kernel reads and writes.
       target: the device.
-      products: products of 16-bit parts for one of float32.
-      split_bytes: bytes read and written first, to split float32 operands.
+      products: number of products of 16-bit parts for one float32 product.
+      split_bytes: bytes that passes before the kernel read and write to split float32 operands.
     """
     rate = target.multiply_adds(dtype) * utilization
     return Prediction(

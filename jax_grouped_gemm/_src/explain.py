@@ -1,4 +1,4 @@
-"""Says which kernels a function would run, without running it."""
+"""`explain`: says which kernels a function would run, without running it."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The plans of all grouped matmuls of a function, in program order; `str()` for reading.
+    """The plans of all grouped matmuls of a function, in program order; `str()` describes them.
 
     Attributes:
-      plans: one for each grouped matmul.
-      device: the device that the plans are for, in words.
+      plans: the plan of each grouped matmul.
+      device: a description of the device that the plans are for.
       transfers: what the operations and layers of this package, and every `jax.shard_map`, move
         between devices.
       of_jax: how many products `jax.lax.ragged_dot` or `jax.lax.ragged_dot_general` computes, which
-        have no plan. Inside `adapters.replace_lax` these are products that this package does not
+        have no plan. Inside `adapters.replace_lax` they are products that this package does not
         support.
     """
 
@@ -61,7 +61,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of scratch memory of all kernels; kernels that run one after the other share it."""
+        """Sum of all kernels' workspace bytes. Kernels that run at different times share memory."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
@@ -96,15 +96,15 @@ def explain(
 ) -> Explanation:
     """Traces `fn(*args, **kwargs)` and plans each grouped matmul in it, nested ones included.
 
-    The plans are those for a GPU of compute capability 9.0, whatever devices this process has; see
-    `unavailable_reason` for what runs here. A matmul inside a loop is listed once.
+    The plans are for a GPU of compute capability 9.0, whatever devices this process has. Call
+    `unavailable_reason` to learn whether kernels run here. A matmul inside a loop is listed once.
 
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes XLA decides how operands are split, when it compiles. To find out, `explain` compiles the
-    program, and never runs it. In this compiled program, placeholders that compute nothing stand
-    for the operations of this package.
+    axes, XLA decides how operands are split when it compiles. Therefore `explain` compiles the
+    program then, but never runs it. The operations of this package are placeholders that compute
+    nothing in this compiled program.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
@@ -112,10 +112,10 @@ def explain(
       fn: the function, such as a loss or `jax.grad` of it.
       *args: its arguments. A `jax.ShapeDtypeStruct` may stand for an array, with `sharding=` if it
         is split. An argument without shape and dtype, such as a string, is passed on unchanged.
-      multiprocessors: how many multiprocessors the GPU has. The default is the number of JAX's
+      multiprocessors: number of multiprocessors of the GPU. The default is the number of JAX's
         default device if it can run the kernels, and otherwise 132, the number of an H200 and of an
         H100 SXM.
-      **kwargs: its keyword arguments, likewise.
+      **kwargs: its keyword arguments, for which the same holds.
 
     Returns:
       An `Explanation` with a `Plan` for each grouped matmul. A plan has the shapes and dtypes of
@@ -127,7 +127,7 @@ def explain(
       which device the plan is.
 
     Raises:
-      TypeError, ValueError: `multiprocessors` is no integer, or not positive.
+      TypeError, ValueError: `multiprocessors` is not an integer, or is not positive.
     """
     if multiprocessors is None:
         target, device = _default_target()
@@ -145,7 +145,7 @@ def explain(
 
     arrays = [leaf for leaf, x in zip(leaves, is_array, strict=True) if x]
     if any(map(_may_be_split, arrays)):
-        # A unique name, so that XLA compiles it: a cached program would report nothing.
+        # XLA does not compile a cached program, and would report nothing: use a unique name.
         of_arrays.__name__ = f"explained_{uuid.uuid4().hex}"
         with recording() as recorder:
             jaxpr = jax.make_jaxpr(of_arrays)(*arrays).jaxpr
@@ -163,7 +163,7 @@ _TIMES = "with the clock and the memory of an H200"
 
 
 def _default_target() -> tuple[Target, str]:
-    """Returns the default target of plans, and its description in words."""
+    """Returns the default target of plans, and a description of it."""
     device = default_device()
     if unsuitable_device_reason(device):
         words = f"an H200 of {H200.multiprocessors} multiprocessors"
@@ -174,7 +174,7 @@ def _default_target() -> tuple[Target, str]:
 
 
 def _may_be_split(x: Any) -> bool:
-    """Whether XLA may split an array over auto axes of devices."""
+    """Returns whether XLA may split an array over auto axes of several devices."""
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         return False
@@ -187,7 +187,7 @@ _NO_MESH = jax.sharding.AbstractMesh((), ())
 
 @dataclasses.dataclass
 class _Walk:
-    """Finds the plans of grouped matmuls, and what travels, in program order."""
+    """Finds the plans of grouped matmuls, and transfers between devices, in program order."""
 
     target: Target
     recorder: Recorder
@@ -196,9 +196,9 @@ class _Walk:
     def over(
         self, jaxpr: Jaxpr, owner: str, axis_sizes: Mapping[str, int]
     ) -> Iterator[Plan[Any] | Transfer]:
-        """Yields plans of `jaxpr`, nested programs included; `owner` says what is around it, for a
-        device with manual axes of those sizes."""
-        from jax.extend.core import jaxprs_in_params  # as slow to import as `op.py` says
+        """Yields plans and transfers of `jaxpr` and of programs in it. `owner` names the operation
+        or `jax.shard_map` around it; `axis_sizes` has the sizes of manual mesh axes."""
+        from jax.extend.core import jaxprs_in_params  # imported late, see `op.py`
 
         for eqn in jaxpr.eqns:
             if op := ops.get(eqn.primitive):
@@ -213,7 +213,7 @@ class _Walk:
 
     def _operation(self, op: Op, eqn: Any, axis_sizes) -> Iterator[Plan[Any] | Transfer]:
         operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-        # Inside manual axes arrays are split already.
+        # Under manual axes, the program has only a device's slices already.
         call = None if axis_sizes else self._call(op, operands, results, eqn.params)
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
@@ -226,7 +226,7 @@ class _Walk:
             yield plan
 
     def _call(self, op, operands, results, params) -> Call | None:
-        """Returns how a call is split, as explicit axes or XLA say; None where that is unknown."""
+        """Returns how explicit axes or XLA split a call; None if neither says."""
         if is_split_explicitly(operands):
             dims = op.dims_of(operands, results, params)
             mesh_shape = mesh_of(operands).shape

@@ -17,7 +17,7 @@ ARCHITECTURES = {"9.0": "sm90"}
 
 
 def is_available() -> bool:
-    """Whether a device of this process can run the kernels. Initialises JAX's backends."""
+    """Returns whether a device of this process can run the kernels. Initialises JAX's backends."""
     return unavailable_reason() is None
 
 
@@ -64,7 +64,7 @@ def register_targets() -> str | None:
     """Registers the custom calls of the compiled extension with JAX, once.
 
     Returns:
-      Why that is impossible, or None.
+      Why the extension cannot be imported, or None if it is registered.
 
     Raises:
       ImportError: the extension was built for a newer XLA than the installed one. Registering it
@@ -90,7 +90,7 @@ def _without_kernels() -> str:
         wheel = importlib.metadata.distribution("jax-grouped-gemm").read_text("WHEEL") or ""
     except importlib.metadata.PackageNotFoundError:
         return ""
-    # The wheel has a platform if the build compiled anything.
+    # A wheel with compiled kernels is not pure Python.
     if "Root-Is-Purelib: true" not in wheel:
         return ""
     return (
@@ -111,7 +111,7 @@ def _check_ffi_api_version(built: tuple[int, int]) -> None:
 
 
 def installed_ffi_api_version() -> tuple[int, int]:
-    """Version of the XLA FFI API that the installed jaxlib implements: (major, minor)."""
+    """Returns (major, minor) of the XLA FFI API that the installed jaxlib implements."""
     header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
     return int(numbers["MAJOR"]), int(numbers["MINOR"])

@@ -1,14 +1,14 @@
 """Predicts whether XLA is faster than a kernel, for all operations.
 
 A kernel has tiles of 128 rows, and passes before it split float32 operands. XLA has smaller tiles,
-cuts the contracted dimension, and multiplies float32 operands unsplit. So small problems fall back
-to XLA: ragged products to products of all rows with every group's matrix, lists to a call for each
+cuts the contracted dimension, and does not split float32 operands. So small problems fall back to
+XLA: ragged products to products of all rows with every group's matrix, lists to a call for each
 product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
 (`fp8/prediction.py`).
 
-Both times are sums: launches, a share of the times of multiplying and of moving bytes at the rates
-of `device`, and passes over memory. `fallback.json` has the coefficients of each kind of problem;
-`python -m benchmarks.fit` fits them to measured pairs.
+Each of the two predicted times is a sum of terms with coefficients: launches, the time of
+multiplying or of moving bytes at the rates of `device`, and passes over memory. `fallback.json` has
+the coefficients for each kind of problem. `python -m benchmarks.fit` fits them to measured times.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from jax_grouped_gemm._src.plan import TileConfig
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
 
-# XLA's tiles of large products. If there are more multiprocessors than tiles, XLA cuts contracted
-# dimensions from this depth on, and pads those that are no multiple of this step.
+# `TILE` is the side of XLA's tiles of large products. If there are more multiprocessors than tiles,
+# XLA cuts contracted dimensions of `LEAST_CUT_K` or more, and pads them to multiples of `STEP`.
 TILE, STEP, LEAST_CUT_K = 128, 64, 640
-# Copies of operands for each group are temporary memory.
+# Limit the temporary memory for copies of operands.
 MOST_COPIED_BYTES = 64 << 20
 
 Policy = Literal["auto", "kernels", "xla"]
@@ -45,17 +45,17 @@ _context = jax.make_user_context("auto")
 
 @contextlib.contextmanager
 def policy(name: Policy) -> Iterator[None]:
-    """Context that decides between kernels and XLA where `implementation` is None.
+    """Returns a context that decides between kernels and XLA where `implementation` is None.
 
-    It holds for calls that this thread makes or traces inside, and for their gradients, even if
-    those are computed outside. It can decorate a function.
+    It covers calls that this thread makes or traces inside, and their gradients, even if gradients
+    are computed outside. It can decorate a function.
 
     Args:
-      name: "auto", the default, falls back to XLA where that is predicted to be faster; "kernels"
-        takes a kernel wherever one can run; "xla" falls back wherever XLA can.
+      name: "auto", the default, falls back to XLA where XLA is predicted to be faster. "kernels"
+        takes a kernel wherever a kernel can run. "xla" falls back wherever XLA can.
 
     Raises:
-      ValueError: `name` is none of these.
+      ValueError: `name` is not one of these.
     """
     if name not in get_args(Policy):
         raise ValueError(f"policy must be one of {get_args(Policy)}, got {name!r}")
@@ -64,13 +64,13 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def is_open(implementation: Any) -> bool:
-    """Whether a plan may fall back to XLA, because nobody asked for a kernel."""
+    """Returns whether a plan may fall back to XLA: nothing asks for kernels or invariance."""
     return implementation is None and _context.value != "kernels" and not is_enabled()
 
 
 def with_policy(params: Mapping[str, Any], *, per_row: bool) -> Mapping[str, Any]:
-    """Returns a primitive's parameters, with a policy such as "prefer_kernels" for `implementation`
-    None. With `per_row` it is batch invariant if the context asks for that."""
+    """Returns a primitive's parameters with the `implementation` that the contexts `policy` and,
+    with `per_row`, `batch_invariant` ask for. None may become "prefer_kernels" or "prefer_xla"."""
     implementation = params["implementation"]
     if not per_row:
         implementation = without(implementation)
@@ -87,13 +87,13 @@ class Work:
 
     Attributes:
       kind: "noncontracting", "contracting", "list" or "update".
-      description: of the products, for `explain`.
-      products: g, m, n and k of each call: a stack of `g` products of [m, k] and [k, n].
-      dtype: of the operands.
-      terms: products of 16-bit parts for one of float32, 0 for other operands.
+      description: description of the products, for `explain`.
+      products: g, m, n and k of each call, a stack of g products of [m, k] and [k, n].
+      dtype: dtype of the operands.
+      terms: products of 16-bit parts for one float32 product, 0 for other operands.
       moved_bytes: bytes of operands and results of the products.
-      pass_bytes: bytes read and written by passes before and after the products.
-      passes: launches of these passes, besides those that each call has anyway.
+      pass_bytes: bytes that passes before and after the products read and write.
+      passes: launches of such passes, in addition to those that each call has anyway.
       copied_bytes: bytes of copies of operands, which are temporary memory.
     """
 
@@ -109,17 +109,17 @@ class Work:
 
     @property
     def name(self) -> str:
-        """The name of the coefficients: the kind and the tensor cores' type."""
+        """The name of the coefficients: the kind, and the bits of the operands' type."""
         bits = "64" if self.dtype.itemsize > 4 else "32" if self.terms else "16"
         return f"{self.kind}_{bits}"
 
     @property
     def fits(self) -> bool:
-        """Whether copies take little memory."""
+        """Whether copies take at most `MOST_COPIED_BYTES`."""
         return self.copied_bytes <= MOST_COPIED_BYTES
 
     def rate(self, target: Target) -> float:
-        """Multiply-adds a second of XLA's products."""
+        """Returns the multiply-adds per second of XLA's products."""
         if not self.terms:
             return target.multiply_adds(self.dtype)
         rates = target.rates
@@ -127,7 +127,7 @@ class Work:
         return rate * (target.multiprocessors / rates.multiprocessors)
 
     def kernel_terms(self, kernel: Prediction, tile: TileConfig) -> dict[str, float]:
-        """The terms of a kernel's time in seconds, before their coefficients."""
+        """Returns the terms of a kernel's time in seconds, without coefficients."""
         return {
             "launch": 1e-6,
             "group": 1e-6 * sum(g for g, *_ in self.products),
@@ -138,7 +138,7 @@ class Work:
         }
 
     def xla_terms(self, target: Target) -> dict[str, float]:
-        """The terms of XLA's time in seconds, before their coefficients."""
+        """Returns the terms of XLA's time in seconds, without coefficients."""
         bandwidth, multiply_adds = target.rates.bandwidth, sum(map(math.prod, self.products))
         padded = (
             g * (m * k + k * n + m * n)
@@ -155,13 +155,13 @@ class Work:
 
 
 def _fills(g: int, m: int, n: int, target: Target) -> bool:
-    """Whether products [g, m, n] have a tile of XLA's for each multiprocessor."""
+    """Returns whether XLA's products [g, m, n] have a tile for each multiprocessor."""
     return g * cdiv(m, TILE) * cdiv(n, TILE) >= target.multiprocessors
 
 
 @functools.cache
 def coefficients() -> dict[str, dict[str, Any]]:
-    """Returns, by kind, the coefficients of "kernel" and "instead", and the "margin"."""
+    """Returns, by `Work.name`, the coefficients "kernel" and "instead" (XLA), and the "margin"."""
     return json.loads(COEFFICIENTS.read_text())
 
 
@@ -173,7 +173,7 @@ def seconds(terms: Mapping[str, float], factors: Mapping[str, float]) -> float:
 def compared(
     kind: str, kernel: Mapping[str, float], instead: Mapping[str, float]
 ) -> tuple[float, float, bool]:
-    """Returns the seconds of a kernel and of the alternative, and whether to take the latter."""
+    """Returns the seconds of a kernel and of XLA instead, and whether to take XLA."""
     factors = coefficients()[kind]
     ours, others = seconds(kernel, factors["kernel"]), seconds(instead, factors["instead"])
     return ours, others, others <= factors["margin"] * ours
@@ -186,7 +186,7 @@ def faster_reason(
     target: Target,
     implementation: str | None,
 ) -> str:
-    """Returns why XLA should compute a problem, or an empty text if the kernel should.
+    """Returns why XLA should compute a problem, empty if the kernel should.
 
     Args:
       work: what XLA would compute, None if it cannot.

@@ -1,11 +1,12 @@
 """Lowers calls of an operation so that they stay split over devices.
 
-Over explicit axes, types say how arrays are split: a call becomes a `jax.shard_map` of one device's
-program. Over auto axes XLA decides when it propagates shardings: a call becomes a
+Over explicit axes, types say how arrays are split, and a call becomes a `jax.shard_map` of one
+device's program. Over auto axes, XLA decides when it propagates shardings, and a call becomes a
 `custom_partitioning` of the same program.
 
-This module relies on internals of JAX: the devices are in the lowering context of primitives that
-are listed in `jax._src.dispatch`. Without that entry, calls lower as for one device.
+This module relies on internals of JAX: the lowering context has the devices only for primitives
+that are listed in `jax._src.dispatch`. If a JAX release lacks this list, calls lower as for one
+device.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def lower(ctx: Any, op: Any, inner: Callable[..., Any], operands, params) -> Any:
-    """Lowers a call so that it stays split, or by `inner` where nothing is or can be split."""
+    """Lowers a call so that it stays split, or with `inner` if nothing is split or can be."""
     if current_recorder():
         inner = _compute_nothing
     mesh = mesh_of(ctx.avals_in)
@@ -59,7 +60,7 @@ def _compute_nothing(ctx, *operands, **params):
 
 
 def _nothing(results: Sequence[tuple[tuple[int, ...], Any]]) -> Callable[..., list[jax.Array]]:
-    """Returns a function of zeros that XLA takes for results of the operands."""
+    """Returns a function that returns zeros. A barrier makes XLA keep the function's operands."""
 
     def function(*operands):
         zeros = [jnp.zeros(shape, dtype) for shape, dtype in results]
@@ -80,7 +81,7 @@ def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
             in_specs=tuple(in_specs),
             out_specs=out_specs if op.multiple_results else out_specs[0],
             axis_names=set(axes_of_kind(mesh, AxisType.Explicit)),
-            # A result that is not split is equal on all devices, although other results are split.
+            # JAX cannot infer that a result that is not split is equal on all devices.
             check_vma=False,
         )(*(placed(x, mesh, spec) for x, spec in zip(operands, in_specs, strict=True)))
 
@@ -88,10 +89,10 @@ def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
 
 
 def _has_devices_to_split_over(ctx: Any) -> bool:
-    """Whether XLA is going to partition the program, and can call back for it.
+    """Returns whether XLA is going to partition the program and can call back into Python.
 
-    Programs to export cannot hold a Python callback, and those for several platforms at once have
-    one module for all.
+    Exported programs cannot hold a Python callback. Programs for several platforms have one module
+    for all platforms, so they are not split either.
     """
     module = ctx.module_context
     context = module.axis_context
@@ -117,7 +118,7 @@ def _over_auto_axes(op, avals, results, params, devices) -> Callable[..., Any]:
         leaves = list(result) if op.multiple_results else [result]
         shardings = [x.sharding for x in (*operands, *leaves)]
         if not all(isinstance(x, NamedSharding) for x in shardings):
-            # No mesh is known: all operands are on every device.
+            # Without a mesh, every device gets all operands in full.
             (devices,) = {x._device_assignment for x in shardings if x is not None}
             whole = type(shardings[0]).get_replicated(devices)
             given, returned = [whole] * len(operands), [whole] * len(leaves)
@@ -154,8 +155,8 @@ _PROGRAM = type(lax.add_p)("program_of_a_device")
 def _without_types(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, traced and lowered as if there were no mesh.
 
-    JAX 0.12 traces the program of a device under the mesh of `jax.set_mesh`. Types over its
-    explicit axes would become constraints in a module that nobody partitions.
+    JAX 0.12 traces the program of a device under the mesh of `jax.set_mesh`. The types over its
+    explicit axes would become sharding constraints in a module that is not partitioned again.
     """
 
     def traced(*operands):
@@ -181,22 +182,22 @@ mlir.register_lowering(_PROGRAM, _lower_program)
 
 
 def require_devices(primitive: Any) -> None:
-    """Makes JAX tell the lowering of `primitive` its devices."""
+    """Makes JAX pass the devices to the lowering rule of `primitive`."""
     try:
         from jax._src.dispatch import prim_requires_devices_during_lowering as primitives
-    except ImportError:  # then `lower` sees no devices, and splits nothing over auto axes
+    except ImportError:  # `lower` then sees no devices, and splits nothing over auto axes
         return
     primitives.add(primitive)
 
 
 def with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
-    """Returns `ctx` for some platforms of a program, with lowered functions of their own.
+    """Returns `ctx` with a separate cache of lowered functions for its platforms.
 
     JAX lowers a function inside `jax.jit` once for a program, whatever platforms a rule is for. So
     the CPU would run a function that a rule for CUDA had lowered for the GPU.
 
     Raises:
-      NotImplementedError: this release of JAX keeps lowered functions elsewhere.
+      NotImplementedError: the cache is not where it is in known releases of JAX.
     """
     module = ctx.module_context
     if ctx.platforms is None or len(ctx.platforms) == len(module.platforms):

@@ -1,4 +1,4 @@
-"""Mesh axes by kind, and arrays moved to the sharding that a spec says."""
+"""Finds mesh axes by kind, and moves arrays to the sharding of a `PartitionSpec`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Axes = tuple[str, ...]
 
 
 def names_of(entry: str | Sequence[str] | None) -> Axes:
-    """The mesh axes of an entry of a `PartitionSpec`."""
+    """Returns the mesh axes of an entry of a `PartitionSpec`."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def axes_of_kind(mesh: Any, kind: AxisType) -> Axes:
-    """The axes of `mesh` that are auto, explicit or manual, in the order of the mesh."""
+    """Returns the axes of `mesh` that are of `kind`, in the order of the mesh."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, its_kind in kinds if its_kind == kind)
 
 
 def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
-    """Returns `x` split as `spec` says over explicit axes; XLA decides over auto axes."""
+    """Returns `x`, split over the explicit axes in `spec`. XLA decides about auto axes."""
     explicit = axes_of_kind(mesh, AxisType.Explicit)
 
     def kept(entry):
@@ -38,7 +38,7 @@ def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
 
 
 def gathered(x: jax.Array, spec: P) -> jax.Array:
-    """Gathers `x`, whose slices devices along manual axes have, as `spec` says."""
+    """Gathers the whole array from devices' slices `x`, which `spec` splits along manual axes."""
     for axis, names in enumerate(spec):
         if names is not None:
             x = lax.all_gather(x, names, axis=axis, tiled=True)
@@ -46,7 +46,7 @@ def gathered(x: jax.Array, spec: P) -> jax.Array:
 
 
 def as_sharded(out_sharding: Any, product: Callable[..., Any], *operands: Any) -> Any:
-    """Computes `product` under the explicit axes of the mesh, partitioned as XLA likes."""
+    """Computes `product` with a result of `out_sharding`; XLA decides how to partition it."""
     if not isinstance(out_sharding, NamedSharding | P):
         raise TypeError(
             "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "

@@ -1,11 +1,11 @@
-"""An operation: one object that defines all of JAX's rules for its primitive.
+"""`Op`, an object that defines all of JAX's rules for the primitive of an operation.
 
-The module that defines an operation constructs one `Op`. The `Op` makes the primitive and registers
-how it is planned and lowered: one call of a CUDA kernel where possible, the pure JAX reference
-elsewhere. No other module needs to know it; `ops` lists all operations.
+The module of an operation constructs one `Op`. The `Op` makes the primitive, and registers how it
+is planned and lowered: to one call of a CUDA kernel where possible, and to the pure JAX reference
+elsewhere. `ops` lists all operations.
 
-Every operand may have a native batch dimension in front of its usual rank; an operand without one
-is shared by the whole batch.
+Every operand may have a native batch dimension in front of its usual rank. The whole batch shares
+an operand without it.
 """
 
 from __future__ import annotations
@@ -46,46 +46,48 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
-    """A primitive with the stages of its calls; constructing it registers them.
+    """A primitive and the stages of its calls. The constructor registers them with JAX.
 
-    The primitive has a parameter `implementation`: None, "cuda", "xla", or instead of None a policy
-    of `fallback`, "prefer_kernels" or "prefer_xla", or an `Invariant`.
+    The primitive has a parameter `implementation`: None, "cuda", "xla", "prefer_kernels" or
+    "prefer_xla" (see `fallback.policy`), or an `Invariant`.
 
     Attributes:
       name: name of the primitive.
       operand_ranks: ranks of the operands without the batch dimension, None if their number
         varies.
       function: the public function and its operands, for messages, such as
-        "ragged_dot(lhs, rhs, group_sizes, group_offset)"; by default they have the primitive's name
-        and the operands' places.
-      targets: names of the custom calls that `call` makes; a name ends in the version of its
+        "ragged_dot(lhs, rhs, group_sizes, group_offset)". The default is the primitive's name, and
+        the operands' numbers.
+      targets: names of the custom calls that `call` makes. The end of a name is the version of its
         operands and attributes.
-      avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
-        result, or a list of them with `multiple_results`.
-      planner: called as `planner(operands, params, target)` with abstract operands and the device
-        to plan for, gives a `Plan`.
-      call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
-      composed: called as `composed(*operands, **params)` instead, for an operation that consists of
-        others, each with a plan; its own plan is then only for `explain`.
-      reference: called as `reference(*operands, **params)`, without parameters in `planned`.
-      planned: names of parameters besides `implementation` that only the planner reads.
-      check: called as `check(operands, params)` with abstract operands where the primitive is
-        bound, raises an error for parameters that no plan takes.
+      avals: `avals(*operands, **params)` returns the abstract result for abstract operands, or a
+        list of results with `multiple_results`.
+      planner: `planner(operands, params, target)` returns the `Plan` for abstract operands and the
+        device `target`.
+      call: `call(plan, *operands)` computes the results, if the plan's kernel is not `XLA`.
+      composed: `composed(*operands, **params)` computes the results of an operation that consists
+        of other operations, each with its own plan. The plan of the operation itself is then only
+        for `explain`.
+      reference: `reference(*operands, **params)` computes the results in pure JAX, without
+        `implementation` and the parameters in `planned`.
+      planned: names of other parameters that only the planner reads.
+      check: `check(operands, params)` is called with abstract operands when the primitive is bound,
+        and raises an error for parameters that no plan supports.
       multiple_results: whether the primitive returns a list.
-      dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
-        `partition.Dims` of the operation without a batch dimension. By default devices split
-        only the batch dimension.
-      localizer: called as `localizer(operands, params, split)` with a device's slices of the
-        operands and a `partition.Split`, gives the operands and parameters with which the device
-        computes its slice of the results. By default they do not change.
-        instead: alternative to name if operands are split along dimensions that the operation needs
-        in full on every device.
+      dims: `dims(operands, results, **params)` returns the `partition.Dims` of the operation for
+        abstract arrays, without a batch dimension. By default devices split only the batch
+        dimension.
+      localizer: `localizer(operands, params, split)` returns the operands and parameters for a
+        device's slice of the results, given its slices of the operands and a `partition.Split`. By
+        default they do not change.
+      instead: what messages recommend if operands are split along dimensions that the operation
+        needs in full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
-      is_listed: whether `explain` lists it although it is no matmul.
-      computes: whether it does anything except tell `explain` of a choice.
-      per_row: whether each row of a result is a product of a row of the operands, so that it may be
-        batch invariant.
-      primitive: the primitive, made from these.
+      is_listed: whether `explain` lists it although it is not a matmul.
+      computes: whether it computes anything, and does not only tell `explain` of a choice.
+      per_row: whether each row of a result depends on one row of an operand, so that the operation
+        may be batch invariant.
+      primitive: the primitive, which the constructor makes.
     """
 
     name: str
@@ -122,7 +124,7 @@ class Op:
         ops[primitive] = self
 
     def bind(self, *operands: jax.Array, **params: Any) -> Any:
-        """Binds the primitive, its operands cast to vary over the same manual mesh axes.
+        """Binds the primitive to operands that it casts to vary over the same manual mesh axes.
 
         Raises:
           ValueError: `check` refuses the parameters.
@@ -135,14 +137,14 @@ class Op:
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def batch_size(self, operands: Sequence[Any]) -> int | None:
-        """Native batch size of `operands` (arrays or avals), None without a batch dimension."""
+        """Returns the native batch size of `operands` (arrays or avals), None if there is none."""
         sizes = [
             x.shape[0] for x, rank in zip(operands, self._ranks(), strict=True) if x.ndim > rank
         ]
         return sizes[0] if sizes else None
 
     def result_aval(self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Abstract result of unbatched `shape`, with the operands' batch and varying axes."""
+        """Returns the abstract result of unbatched `shape`, with the operands' batch dimension."""
         batch_size = self.batch_size(operands)
         shape = shape if batch_size is None else (batch_size, *shape)
         return self.unsharded_aval(operands, shape, dtype)
@@ -150,7 +152,7 @@ class Op:
     def unsharded_aval(
         self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
     ) -> Any:
-        """Abstract result of `shape` and `dtype`, with the operands' varying manual axes."""
+        """Returns the abstract result of `shape`, which varies over the operands' manual axes."""
         on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
         sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))
         return on_mesh.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
@@ -179,11 +181,11 @@ class Op:
     def localize(
         self, operands: Sequence[Any], params: dict[str, Any], split: partition.Split
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Returns the operands and parameters of a device's slice of the results."""
+        """Returns the operands and parameters for a device's slice of the results."""
         return self.localizer(operands, params, split) if self.localizer else (operands, params)
 
     def _typed_avals(self, *operands, **params):
-        """The results' types, over explicit mesh axes as well."""
+        """Returns the results' types, with their sharding over explicit mesh axes."""
         results = self.avals(*operands, **params)
         if not partition.is_split_explicitly(operands):
             return results
@@ -200,7 +202,7 @@ class Op:
         """Binds with the mapped axes of `operands` as the native batch dimension.
 
         Returns:
-          The result or results and their mapped axes, as rules of `jax.interpreters.batching` do.
+          The result or results and their mapped axes, which is what a batching rule returns.
         """
         ranks = self._ranks()
         mapped = [dim is not None for dim in dims]
@@ -257,7 +259,7 @@ class Op:
         batching.primitive_batchers[self.primitive] = rule
 
     def follow_reference(self) -> None:
-        """Gives the primitive the derivative and vectorisation of its reference, which consists of
+        """Differentiates and vectorises the primitive like its reference, which must consist of
         other operations."""
 
         def jvp(primals, tangents, **params):
@@ -277,7 +279,7 @@ class Op:
         self.def_batching(batch)
 
     def has_no_derivative(self, instead: str) -> None:
-        """Makes differentiation with respect to any operand raise, and say what to do `instead`."""
+        """Makes differentiation raise an error that says what to do `instead`."""
 
         def rule(primals, tangents, **params):
             raise NotImplementedError(f"{self.name} has no derivative: {instead}")
@@ -301,12 +303,12 @@ class Op:
         if params["implementation"] in ("cuda", Invariant.REQUIRED):
             platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
             self._raise_impossible(
-                f"it is being compiled for the platform {platforms}", params["implementation"]
+                f"the program is compiled for the platform {platforms}", params["implementation"]
             )
         return self._lower_reference(ctx, operands, **params)
 
     def plan(self, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Any]:
-        """Plans a call."""
+        """Returns the plan of a call for abstract operands `avals`."""
         plan = self.planner(avals, params, target)
         if not is_invariant(params["implementation"]):
             return plan
@@ -347,20 +349,23 @@ ops: dict[Primitive, Op] = {}
 
 
 def op_named(name: str) -> Op:
-    """Returns the operation whose primitive has that name."""
+    """Returns the operation whose primitive is named `name`."""
     return next(op for op in ops.values() if op.name == name)
 
 
 def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
-    """The checks to disable so that programs with any operation's custom calls are exported."""
+    """Returns the checks of `jax.export` to disable for programs with this package's custom calls.
+
+    Pass the result to `jax.export.export(..., disabled_checks=...)`.
+    """
     targets = (target for op in ops.values() for target in op.targets)
     return tuple(map(export.DisabledSafetyCheck.custom_call, targets))
 
 
 def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
-    """Returns the device that is compiled for, None if it is not known.
+    """Returns the device that the program is compiled for, None if it is not known.
 
-    The device need not exist: a program can be compiled for the description of one.
+    The device need not exist, because a program can be compiled for a description of a device.
     """
     context = ctx.module_context
     try:
@@ -372,10 +377,10 @@ def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
 
 @functools.lru_cache(maxsize=1024)
 def _traced_once(reference: Callable[..., Any], params: tuple[tuple[str, Any], ...]) -> Any:
-    """Returns the reference of a call, which JAX traces once for operands of equal types.
+    """Returns the reference with `params`, which JAX traces once for operands of equal types.
 
-    Otherwise every program with this call would trace it again, which takes as long as lowering.
-    The reference is inlined, so that programs do not change.
+    Without `jax.jit`, every program with this call would trace the reference again, which takes as
+    long as lowering. Programs are the same as without `jax.jit`, because it is inlined.
     """
     return jax.jit(functools.partial(reference, **dict(params)), inline=True)
 

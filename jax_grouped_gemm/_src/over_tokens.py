@@ -1,8 +1,8 @@
-"""Layers whose tokens are split over devices: each device sorts and computes its own tokens.
+"""Runs layers so that each device sorts and computes its own tokens.
 
 The order of rows is internal to a layer, and tokens do not depend on each other. So tokens that
-`jax.jit` splits stay split, by a `jax.shard_map` of the layer. Matrices are whole on every device,
-gathered where they are split; their gradients are sums over devices.
+`jax.jit` splits stay split, because the layer runs in a `jax.shard_map`. Every device gets whole
+matrices; split matrices are gathered. The gradients of matrices are summed over devices.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ def over_tokens(
     """Runs `layer(tokens, whole, axes)` on each device for its own tokens.
 
     Args:
-      function: the public function, for messages.
-      layer: returns an array whose leading dimensions are those of the tokens, and one more. `axes`
-        are the mesh axes along which their first dimension is split here.
-      tokens: arrays [..., any] with the same leading dimensions, a pytree. The first decides.
-      whole: arrays that every device needs in full, a pytree.
-      token_axes: the auto mesh axes along which the first dimension is split. None means all axes
-        whose product divides it. Splits over explicit axes are in types.
+      function: name of the public function, for messages.
+      layer: returns an array with the leading dimensions of the tokens, and one more dimension.
+        `axes` are the mesh axes along which the first dimension of the tokens is split.
+      tokens: a pytree of arrays [..., any] with the same leading dimensions. The type of the first
+        array says how explicit axes split them.
+      whole: a pytree of arrays that every device needs in full.
+      token_axes: the auto mesh axes along which the first dimension is split. None means all auto
+        axes whose product divides it.
 
     Raises:
-      TypeError, ValueError: `token_axes` names no auto axis of the mesh, or does not divide.
+      ValueError: `token_axes` names something else than auto axes of the mesh, or the product of
+        their sizes does not divide the first dimension.
     """
     x, *_ = leaves = jax.tree.leaves(tokens)
     mesh = _mesh([*leaves, *jax.tree.leaves(whole)])
@@ -67,7 +69,7 @@ def over_tokens(
     axes_of_tokens = {name for entry in leading for name in names_of(entry)}
 
     def gathered_there(operand):
-        # Gather tokens along other axes first.
+        # Keep splits only along the axes of the tokens, because `gathered` knows no other axes.
         spec = jax.typeof(operand).sharding.spec
         kept = P(*(entry if axes_of_tokens.issuperset(names_of(entry)) else None for entry in spec))
         return kept, placed(operand, mesh, kept)
@@ -108,7 +110,7 @@ def _auto_axes(
             )
         return names
     taken: list[str] = []
-    if not is_static(size):  # nobody knows whether devices divide it
+    if not is_static(size):  # devices may not divide a symbolic size
         return ()
     for name in auto:
         devices = math.prod(mesh.shape[axis] for axis in (*taken, name))
@@ -118,7 +120,7 @@ def _auto_axes(
 
 
 def _leading_spec(x: jax.Array, auto: tuple[str, ...]) -> list[Any]:
-    """Returns how the leading dimensions of the tokens are split."""
+    """Returns the entries of a `PartitionSpec` for the leading dimensions of the tokens."""
     spec: list[Any] = list(jax.typeof(x).sharding.spec[:-1])
     if auto and spec:
         spec[0] = (*names_of(spec[0]), *auto)

@@ -1,14 +1,15 @@
-"""How operations keep arrays split over devices.
+"""Keeps the operands and results of operations split over devices.
 
-An operation declares its dimensions once, as a letter each, see `Dims`. The letters define:
+An operation declares its dimensions once, with a letter for each (`Dims`). The letters define:
 
-- the types of results over explicit mesh axes, see `typed`;
-- the program of one device: the same primitive on slices of the operands, and sums over devices of
-  results whose contracted dimension is split, see `local`;
-- how XLA splits a call, see `lowering`;
-- the traffic between devices, see `gathers` and `transfers`.
+- the types of results over explicit mesh axes (`typed`);
+- the program of one device, which is the same primitive on slices of the operands, and sums over
+  devices of results whose contracted dimension is split (`local`);
+- how XLA splits a call (`lowering`);
+- the traffic between devices (`gathers`, `transfers`).
 
-Derivatives, vmap, scan and remat need no rules: the primitives that they bind are split likewise.
+Derivatives, vmap, scan and remat need no rules, because this module also splits the primitives that
+they bind.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
 GROUPS = "g"
-"""The letter of groups of matrices. One matrix multiplies a row, so other groups add zeros."""
+"""The letter of groups of matrices. Only one matrix multiplies a row, so other groups add zeros."""
 FIRST = (BATCH, ROWS)
-"""Letters that get a mesh axis first: if rows and weights are split along one axis (FSDP), the
-weights are gathered."""
+"""Letters that get a mesh axis before other letters. If rows and weights are split along the same
+axis (FSDP), rows stay split and the weights are gathered."""
 
 Letters = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-    """The dimensions of an operation, a letter each; equal letters are one dimension.
+    """The dimensions of an operation, with a letter for each. Equal letters are one dimension.
 
-    If a result lacks a letter that is neither `whole` nor `apart`, that dimension is summed:
-    devices with parts of it compute terms of the result. Other dimensions are independent,
-    unless they are `whole`.
+    If a result lacks a letter that is neither `whole` nor `apart`, the operation sums over this
+    dimension: devices with parts of it compute terms of the result. Elements along other dimensions
+    are independent, unless the dimension is `whole`.
 
     Attributes:
-      operands, results: the letters of each, in order.
+      operands, results: the letters of each array, in order.
       whole: letters of dimensions that every device needs in full.
-      apart: letters on which results without them do not depend, such as those of another problem
-        of a list.
-      blocks: from letters that count blocks of `BLOCK` elements to the letters of the elements.
-        Elements are split where every device has whole blocks, and the blocks with them.
+      apart: letters of dimensions that do not affect results without them, such as those of another
+        problem of a list.
+      blocks: maps letters that count blocks of `BLOCK` elements to the letters of the elements.
+        Elements, and their blocks, are split only if every device gets whole blocks.
     """
 
     operands: tuple[Letters, ...]
@@ -65,12 +66,12 @@ class Dims:
     def of(
         cls, *operands: Sequence[str], to: str | Sequence[str], whole: Sequence[str] = ""
     ) -> Dims:
-        """Dimensions that are one character each, or an element each of a list."""
+        """Returns dimensions whose letters are the characters of strings, or elements of lists."""
         results = (to,) if isinstance(to, str) else to
         return cls(tuple(map(tuple, operands)), tuple(map(tuple, results)), frozenset(whole))
 
     def with_batch(self, operands: Sequence[Any], ranks: Sequence[int]) -> Dims:
-        """Adds the native batch dimension that some of the `operands` have in front."""
+        """Returns dimensions with the native batch dimension of `operands` that exceed `ranks`."""
         batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
         if not any(batched):
             return self
@@ -84,8 +85,8 @@ class Dims:
         )
 
     def with_whole_sums(self) -> Dims:
-        """Returns dimensions without sums over devices, except over groups, where one device has a
-        row's whole sum."""
+        """Returns dimensions without sums over devices, except over groups, because a single device
+        has all terms of a row that are not zero."""
         found = {letter for i in range(len(self.results)) for letter in self.summed(i)}
         return dataclasses.replace(self, whole=self.whole | (found - {GROUPS}))
 
@@ -109,7 +110,7 @@ class Dims:
         return self.blocks.get(letter, letter)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """Returns the specs of operands and results, if each letter is split along these axes."""
+        """Returns the specs of operands and results, if `axes` has the mesh axes of each letter."""
 
         def spec(letters):
             return PartitionSpec(*(axes.get(letter) or None for letter in letters))
@@ -119,17 +120,17 @@ class Dims:
     def sharding_rule(self, sizes: Mapping[str, int], devices: int) -> Any:
         """Returns the dimensions for XLA's propagation of shardings.
 
-        Elements that form whole blocks on any number of these devices have two factors: blocks, and
-        elements of a block. With fewer blocks XLA would give a device a part of a block.
+        A dimension of elements has two factors, blocks and elements of a block, if its blocks can
+        be divided among `devices`. If not, such factors would give devices parts of blocks.
         """
-        # Not loaded with the package, which few programs need it for.
+        # Import this late, because few programs need it.
         from jax.experimental.custom_partitioning import (
             ArrayMapping,
             CompoundFactor,
             SdyShardingRule,
         )
 
-        # A letter that only some results lack is no reduction for XLA, which would sum all results.
+        # XLA would sum all results over a reduction factor, so every result must lack its letter.
         every_sum = [set(self.summed(i)) for i in range(len(self.results))]
         reduced = set.intersection(*every_sum) if every_sum else set()
         inside = {
@@ -160,7 +161,7 @@ class Dims:
 
 
 def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Splits leading dimensions of independent elements, if all arrays have equally many."""
+    """Returns dimensions of which only the first may be split, if it has equal sizes everywhere."""
     dims = whole(operands, results)
     if len({x.shape[0] for x in (*operands, *results)}) > 1:
         return dims
@@ -173,7 +174,7 @@ def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> D
 
 
 def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
-    """Splits no dimension, except a native batch that is added later."""
+    """Returns dimensions of which none may be split."""
     letters = (f"w{i}" for i in range(sum(x.ndim for x in (*operands, *results))))
     named = [tuple(next(letters) for _ in range(x.ndim)) for x in (*operands, *results)]
     count = len(operands)
@@ -185,7 +186,7 @@ def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
 
 
 def own_letters(number: int, operand: Any) -> list[str]:
-    """Returns letters for the dimensions of operand `number` that no other operand has."""
+    """Returns a letter for each dimension of operand `number`, which no other operand has."""
     return [f"of{number}_{axis}" for axis in range(operand.ndim)]
 
 
@@ -195,8 +196,8 @@ class Split:
 
     Attributes:
       axes: the mesh axes along which each letter is split.
-      devices: the number of devices along these axes.
-      sizes: sizes of the whole dimensions.
+      devices: the number of devices along the axes of each letter.
+      sizes: the size of each whole dimension.
     """
 
     axes: Mapping[str, Axes]
@@ -211,11 +212,11 @@ class Split:
         sizes: Mapping[str, int],
         mesh_shape: Mapping[str, int],
     ) -> Split:
-        """Gives mesh axes to letters, as in `specs` of operands and optionally of results.
+        """Returns the split that `specs` of operands and optionally of results ask for.
 
-        An axis belongs to one letter, or to several letters that are `apart`. A letter stays whole
-        if it must, if it is summed and the devices do not divide it, because padding would be
-        summed too, or if a device would get a part of a block.
+        An axis splits one letter, or several letters that are `apart`. A letter is not split if it
+        is `whole`, if a device would get a part of a block, or if it is summed and the devices do
+        not divide it, because padding would be summed too.
         """
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):
@@ -247,11 +248,11 @@ class Split:
 
     @classmethod
     def of_rows(cls, axes: Axes, rows: int) -> Split:
-        """Returns the split of only the rows, along manual mesh axes."""
+        """Returns the split that splits only rows, along manual mesh axes."""
         return cls({ROWS: axes}, {ROWS: lax.axis_size(axes)}, {ROWS: rows})
 
     def splits(self, letter: str) -> bool:
-        """Whether that dimension is split."""
+        """Returns whether a dimension is split."""
         return letter in self.axes
 
     def part(self, letter: str) -> int:
@@ -266,7 +267,7 @@ class Split:
 
 
 def local_shapes(every: Sequence[Letters], split: Split) -> list[tuple[int, ...]]:
-    """Returns the shapes of a device's slices of arrays with those letters."""
+    """Returns the shapes of a device's slices of arrays, given their letters."""
     return [tuple(map(split.part, letters)) for letters in every]
 
 
@@ -278,7 +279,7 @@ def gathers(
     specs: Sequence[Sequence[Any]],
     mesh_shape: Mapping[str, int],
 ) -> Iterator[Transfer]:
-    """Yields the transfers that bring abstract `operands` from `specs` to the split `split`."""
+    """Yields the transfers that reshard abstract `operands` from `specs` to `split`."""
     wanted, _ = dims.specs(split.axes)
     shapes = local_shapes(dims.operands, split)
     whole = dims.whole.union(*dims.blocks.items())
@@ -304,7 +305,7 @@ def gathers(
 
 
 def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns the program of one device: slices of operands to slices of the results."""
+    """Returns the program of one device, from its slices of operands to its slices of results."""
 
     def function(*operands):
         operands, local_params = op.localize(operands, dict(params), split)
@@ -321,18 +322,18 @@ def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Calla
 
 
 def mesh_of(operands: Sequence[Any]) -> Any:
-    """The mesh of abstract operands; an empty one if none has any."""
+    """Returns the mesh of abstract operands, or an empty mesh if no operand has a mesh."""
     meshes = (x.sharding.mesh for x in operands)
     return next((mesh for mesh in meshes if not mesh.empty), operands[0].sharding.mesh)
 
 
 def is_split_explicitly(operands: Sequence[Any]) -> bool:
-    """Whether a type says that an abstract operand is split."""
+    """Returns whether the type of an abstract operand says that it is split."""
     return any(axes is not None for x in operands for axes in x.sharding.spec)
 
 
 def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> list[Any]:
-    """Abstract `results` with their types over explicit mesh axes.
+    """Returns abstract `results` with their shardings over explicit mesh axes.
 
     Raises:
       NotImplementedError: an operand is split along a dimension that every device needs in full.
@@ -342,7 +343,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     split = Split.of(
         dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
     )
-    # Gather operands that are split along the axis of the rows, such as weights of FSDP.
+    # Allow a dimension to be gathered if it is split along the axes of the rows, as FSDP's weights.
     of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):
@@ -352,7 +353,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
             if is_lost and not of_rows.issuperset(names_of(entry)):
                 raise NotImplementedError(
                     f"{op.name} needs dimension {axis} of an operand of type {x} in full on every "
-                    f"device: take it there with jax.sharding.reshard, or use {op.instead}"
+                    f"device: gather it with jax.sharding.reshard, or use {op.instead}"
                 )
     _, specs = dims.specs(split.axes)
     return [
@@ -361,7 +362,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
 
 
 def as_type(x: Any, aval: Any) -> Any:
-    """Returns a tangent or cotangent, split over explicit mesh axes like its primal value."""
+    """Returns the tangent or cotangent `x`, split over explicit mesh axes like its primal value."""
     if not isinstance(x, jax.Array) or not (is_split_explicitly([aval, jax.typeof(x)])):
         return x
     if jax.typeof(x).sharding == aval.sharding:

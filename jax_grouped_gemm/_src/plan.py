@@ -1,8 +1,8 @@
-"""Plans, which say which kernel runs a call, and the configurations to choose from.
+"""Plans, which say which kernel runs a call, and the tables of kernels to choose from.
 
-A plan is pure Python: it needs neither a device nor the compiled extension, and it never depends
-on the values of operands. Each operation plans problems of its own type, by a table that says when
-to take each configuration, and which record justifies that.
+Planning needs neither a device nor the compiled extension, and never depends on the values of
+operands. Each operation has its own type of problem, and a table of kernels. The table says when to
+take each kernel, and which record justifies this choice.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ FLOATS: Formats = (*FLOATS_16, "float32")
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A way to compute an operation: a row of its table.
+    """A way to compute an operation, and a row of the operation's table.
 
     Attributes:
-      name: its name in `explain`.
+      name: the kernel's name in `explain`.
       record: the file in benchmarks/results, and the case in it, that measured this choice; None
         if a prediction justifies it.
-      lhs, rhs: formats of its operands; () for any, None if rhs has that of lhs.
-      out: formats of its results; None if they have that of lhs.
-      refuses: why it cannot run a problem of these formats, as kernels get it, empty if it can.
-      pays: whether it is faster than the first row, for a problem that it can run.
-      in_order: whether each element of the result is summed along k in ascending order and in the
-        same steps, whatever else is in the tile. All such rows of a table give the same bits,
-        which tests on a GPU compare. Batch invariance takes only these.
+      lhs, rhs: formats of the operands; () means any formats, None means that rhs has that of lhs.
+      out: formats of the results; None means the format of lhs.
+      refuses: returns why the kernel cannot run a problem of these formats, empty if it can.
+      pays: returns whether the kernel is faster than the first row, for a problem that it can run.
+      in_order: returns whether each element of the result is summed along k in ascending order and
+        in the same steps, whatever else is in the tile. All such rows of a table give the same
+        bits; tests on a GPU compare them. Batch invariance takes only such rows.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Kernel:
     in_order: Callable[[Any], bool] = lambda problem: False
 
     def takes(self, lhs: str, rhs: str, out: str) -> bool:
-        """Whether operands and results may have these formats."""
+        """Returns whether operands and results may have these formats."""
         rest = ((self.rhs, rhs), (self.out, out))
         return not self.lhs or (
             lhs in self.lhs
@@ -110,11 +110,11 @@ class Kernel:
 
 
 XLA = Kernel("xla")
-"""The pure JAX implementation, as XLA compiles it. Every table has it."""
+"""The pure JAX implementation, which XLA compiles. Every operation has it."""
 COMPOSED = Kernel("composed")
 """Several operations, each with its own plan."""
 NOTHING = Kernel("nothing")
-"""Nothing to compute: results are zeros, or the addend."""
+"""No kernel, because there is nothing to compute. The result is zeros, or the accumulator."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,11 +122,11 @@ class TiledKernel(Kernel):
     """A compiled kernel whose thread blocks compute tiles.
 
     Attributes:
-      tile: its configuration.
-      schedule: how it divides its work, as handlers name it.
-      blocks: thread blocks that share a multiprocessor.
-      alignment: rows of its arrays must be multiples of so many bytes, because of TMA.
-      splits: whether it splits float32 operands itself, without passes before.
+      tile: the kernel's configuration.
+      schedule: how the kernel divides its work. Handlers in C++ use the same names.
+      blocks: number of thread blocks on a multiprocessor.
+      alignment: rows of arrays must be multiples of this number of bytes, because of TMA.
+      splits: whether the kernel splits float32 operands itself, without passes before it.
     """
 
     name: str = dataclasses.field(init=False)
@@ -141,11 +141,11 @@ class TiledKernel(Kernel):
         object.__setattr__(self, "name", name)
 
     def precision_reason(self, precision: Any, implementation: Any) -> str:
-        """Returns why it does not multiply with that precision, empty if it does."""
+        """Returns why the kernel does not multiply with `precision`, empty if it does."""
         return algorithm_reason(precision)
 
     def places(self, target: Target) -> int:
-        """Thread blocks that the device runs at a time."""
+        """Returns the number of thread blocks that the device runs at a time."""
         cluster = self.tile.cluster
         return max(target.multiprocessors // cluster, 1) * cluster * self.blocks
 
@@ -154,30 +154,30 @@ K = TypeVar("K", bound=Kernel)
 
 
 def always(problem: Any) -> bool:
-    """Returns True, for `in_order` of a kernel that sums each problem in order."""
+    """Returns True. It is `in_order` of kernels that sum in order for every problem."""
     return True
 
 
 def refusals(table: Sequence[K], problem: Any, implementation: Any = None) -> dict[K, str]:
-    """Why rows that take the formats of `problem` cannot run it as asked, empty if they can."""
+    """Returns why each kernel for the formats of `problem` cannot run it, empty if it can."""
     taking = [kernel for kernel in table if kernel.takes(*problem.formats)]
     unfit = [k for k in taking if is_invariant(implementation) and not k.in_order(problem)]
     return {k: k.refuses(problem) or "not batch invariant" * (k in unfit) for k in taking}
 
 
 def able(reasons: Mapping[K, str]) -> list[K]:
-    """The rows that can run a problem, the default first."""
+    """Returns the kernels that can run a problem, the default first, from `refusals`."""
     return [kernel for kernel, reason in reasons.items() if not reason]
 
 
 def passed_over(reasons: Mapping[K, str], *taken: K) -> tuple[str, ...]:
-    """The rows that are not taken, each with the reason."""
+    """Returns the names of the kernels that are not taken, each with the reason."""
     left = ((kernel, reason) for kernel, reason in reasons.items() if kernel not in taken)
     return tuple(f"{kernel.name} ({reason or 'not faster'})" for kernel, reason in left)
 
 
 def format_reason(table: Sequence[Kernel], problem: Any) -> str:
-    """Returns why no kernel of `table` takes the formats of `problem`, empty if one does."""
+    """Returns why no kernel of `table` takes the formats of `problem`, empty if a kernel does."""
     lhs, rhs, out = problem.formats
     if any(kernel.takes(lhs, rhs, out) for kernel in table):
         return ""
@@ -192,19 +192,19 @@ def format_reason(table: Sequence[Kernel], problem: Any) -> str:
 
 
 def either(formats: Formats) -> str:
-    """bfloat16, float16 or float32."""
+    """Returns formats as a list in words, such as "bfloat16, float16 or float32"."""
     return " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
 
 
 def operand_reason(kernel: Kernel, dtypes: str, operands: str = "operands") -> str:
-    """Why a kernel does not take operands of these dtypes, empty if it does."""
+    """Returns why a kernel does not take operands of these dtypes, empty if it does."""
     if dtypes in kernel.lhs:
         return ""
     return f"the kernels take {operands} of {either(kernel.lhs)}, got {dtypes}"
 
 
 def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
-    """The kernel to take of those that can run `problem`."""
+    """Returns the first kernel that pays, among those that can run `problem`, else the default."""
     default, *others = kernels
     return next((kernel for kernel in others if kernel.pays(problem, target)), default)
 
@@ -212,7 +212,7 @@ def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
 def predict_problem(
     problem: Any, kernel: TiledKernel, utilization: float, target: Target
 ) -> Prediction:
-    """The bounds of a kernel's time, for groups of equal size, local or not."""
+    """Returns the bounds of a kernel's time, if all global groups have equal sizes."""
     terms, split_bytes = problem.terms, 0.0
     products, operand_bytes = max(terms, 1), problem.operand_bytes
     if kernel.splits:
@@ -233,11 +233,11 @@ def predict_problem(
 TMA_ALIGNMENT_BYTES = 16
 
 AS_ASKED = "implementation='xla' was asked for"
-"""The reason of plans whose parameter `implementation` is "xla"."""
+"""The reason in plans whose parameter `implementation` is "xla"."""
 
 
 def algorithm_reason(precision: Any) -> str:
-    """Why no kernel multiplies with that precision, empty if one may."""
+    """Returns why no kernel multiplies with `precision`, empty if a kernel may."""
     is_algorithm = isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset))
     return f"the kernels do not implement precision={precision}" if is_algorithm else ""
 
@@ -263,26 +263,26 @@ class Plan(Generic[P]):
 
     Attributes:
       problem: the problem to compute.
-      kernel: what computes the call: a compiled kernel, `XLA`, several operations, or nothing.
+      kernel: a compiled kernel, `XLA`, `COMPOSED` for several operations, or `NOTHING`.
       reason: why no kernel computes the call, or why the kernel gets copies of arrays that TMA
         cannot address.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
-        where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
-      grid: thread blocks launched.
-      workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts for one product of float32 operands, 1 or 3; 0 for operands
-        of other dtypes. With few rows a group, 3 or 6 products of bfloat16 parts replace 1 or 3.
+        if nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
+      grid: number of thread blocks.
+      workspace_bytes: size of the kernel's scratch memory in bytes.
+      terms: number of products of float16 parts for one float32 product, 1 or 3, or of bfloat16
+        parts if groups have few rows, 3 or 6; 0 for operands of other dtypes.
       utilization: share of the tensor cores' work that is useful, for groups of equal size. Tiles
         at edges and idle multiprocessors reduce it. 0 without a kernel.
-      prediction: how long the kernel takes, and what bounds it; None without a kernel.
-      chosen_by: where the tile comes from: "default", the operation's choice, or "override", a tile
-        given to `jax_grouped_gemm.use_tiles`.
+      prediction: the predicted time of the kernel, and what bounds it; None without a kernel.
+      chosen_by: "default" if the operation chose the tile, or "override" if
+        `jax_grouped_gemm.use_tiles` did.
       candidates: the compiled configurations that can run the problem, () without a kernel.
-      passed_over: the other kernels for these formats, each with the reason, unless the tile was
-        asked for or sizes are symbolic.
+      passed_over: the other kernels for these formats, each with the reason. It is empty if
+        `use_tiles` chose the tile, or if sizes are symbolic.
       product: which product of a ragged matmul the call is; None for second derivatives and for
         other operations.
-      notes: further text of `explain`.
+      notes: more lines for `explain` to print.
     """
 
     problem: P
@@ -302,12 +302,12 @@ class Plan(Generic[P]):
 
     @property
     def tile(self) -> TileConfig | None:
-        """Kernel configuration, None without a kernel that has tiles."""
+        """The kernel's configuration, None if the plan has no kernel with tiles."""
         return self.kernel.tile if isinstance(self.kernel, TiledKernel) else None
 
     @property
     def launched(self) -> tuple[P, TiledKernel]:
-        """The problem that the kernel gets, and the kernel, if the kernel has tiles."""
+        """The problem that the kernel gets, and the kernel, which must have tiles."""
         assert self.kernel_problem is not None and isinstance(self.kernel, TiledKernel)
         return self.kernel_problem, self.kernel
 
@@ -330,7 +330,7 @@ class Plan(Generic[P]):
         return self.kernel_problem is not None and bool(self.reason)
 
     def describe_launch(self) -> str:
-        """The words of `explain` for a kernel's configuration."""
+        """Returns the text of `explain` for a kernel's configuration."""
         tile = f"tile {self.tile}" + " (overridden)" * (self.chosen_by == "override")
         return f"{tile}, grid {self.grid}, workspace {self.workspace_bytes} bytes"
 
@@ -338,7 +338,7 @@ class Plan(Generic[P]):
 def unaddressable_rows(
     names: str, problem: Any, addressable: Any, terms: int, of_what: str = ""
 ) -> list[str]:
-    """Says which of the named extents of `problem` are padded in `addressable`, and why."""
+    """Returns which of the named extents of `problem` are padded in `addressable`, and why."""
     parts = " of float16 parts" if terms else ""
     return [
         f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
@@ -357,10 +357,10 @@ def symbolic_sizes(avals: Iterable[Any]) -> str:
 
 
 def sizes_reason(op: str, avals: Sequence[Any], implementation: Any) -> str:
-    """Returns why no kernel runs operands of these sizes, empty if one does.
+    """Returns why no kernel runs operands of these sizes, empty if a kernel does.
 
     Raises:
-      NotImplementedError: none does, and results must not depend on the number of rows.
+      NotImplementedError: no kernel does, and `implementation` asks for batch invariance.
     """
     reason = symbolic_sizes(avals) or too_large_operands(avals)
     if reason and is_invariant(implementation):

@@ -1,4 +1,4 @@
-"""The largest sizes that kernels take, and messages of plans for larger ones."""
+"""The largest sizes that kernels take, and why plans refuse larger sizes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from jax_grouped_gemm._src.arrays import is_static
 
 LARGEST_SIZE = 2**29
-"""The largest dimension of an operand, and the most rows and matrices of all batches: `kMostSize`
-of csrc/largest_sizes.h, which says why."""
+"""The limit for each dimension of an operand, and for the rows and matrices of all batches. It is
+`kMostSize` of csrc/largest_sizes.h, which says why."""
 
 MOST_ROW_BATCHES = 65535
-"""Batches of an operation that moves rows: `kMostRowBatches`."""
+"""The limit for the batches of an operation that moves rows, `kMostRowBatches` in C++."""
 
 
 _WORDS = {"m": "rows (m)", "k": "columns (k)", "n": "columns (n)", "g": "matrices (g)"}
@@ -21,7 +21,7 @@ _WORDS = {"m": "rows (m)", "k": "columns (k)", "n": "columns (n)", "g": "matrice
 def too_large(sizes: Mapping[str, Any]) -> str:
     """Returns which of the named sizes no kernel takes, or an empty string.
 
-    A symbolic size may be any size, so a kernel checks it when it runs.
+    It does not check symbolic sizes. Kernels check them when they run.
     """
     large = ((name, x) for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE)
     found = ", ".join(f"{_WORDS.get(name, name)} = {x}" for name, x in large)

@@ -1,9 +1,9 @@
-"""`use_tiles`: kernel configurations other than the default.
+"""`use_tiles`, which chooses kernel configurations other than the default.
 
-A ragged product reads the choices of the context when it is called, and keeps them as parameters
-of its primitive: `product`, its name; `tile`, its own tile; and `tile_choices`, the tiles of its
-cotangents. So a plan depends only on a primitive's operands and parameters, and gradients follow
-the choices of the forward pass, wherever they are computed.
+When a ragged product is called, it reads the choices of the context and keeps them as parameters of
+its primitive: `product`, the name of the product; `tile`, its tile; and `tile_choices`, the tiles
+of its cotangents. So a plan depends only on a primitive's operands and parameters, and gradients
+follow the choices of the forward pass, wherever they are computed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ import jax
 from jax_grouped_gemm._src.plan import Product, TileConfig
 
 OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
-"""Parameters of products of rows and groups that only planners read: the choices of `use_tiles`;
-whether rows that no local group owns are zero (True, the default) or undefined, so that kernels
-neither read nor write them; and the most multiprocessors that a kernel uses, None for all."""
+"""Parameters of ragged operations that only planners read. `tile_choices` are the choices of
+`use_tiles`. `zeroes_unowned` says whether rows that no local group owns are zero (True, the
+default) or undefined, in which case kernels neither read nor write them. `max_sms` is the most
+multiprocessors that a kernel uses, None for all."""
 PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""The options of one ragged product: its name, and the tile that it must take."""
+"""These parameters and those of a single product: its name, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TileChoices:
-    """The tiles given to `use_tiles`, None for others."""
+    """The tiles that `use_tiles` chose, None for products without a choice."""
 
     forward: TileConfig | None = None
     dgrad: TileConfig | None = None
     wgrad: TileConfig | None = None
 
     def params(self, product: Product) -> dict[str, Any]:
-        """Returns the parameters of a primitive that computes a product, its name included."""
+        """Returns the parameters of the primitive that computes `product`."""
         chosen: dict[str, Any] = {"product": product}
         if (tile := getattr(self, product)) is not None:
             chosen["tile"] = tile
@@ -45,17 +46,17 @@ class TileChoices:
 
 
 using_tiles = jax.make_user_context(TileChoices())
-"""Makes choices the current ones: `with using_tiles(choices)`. They are part of the key of JAX's
-caches, so that a jitted function is traced again under other choices."""
+"""Context of the current choices, used as `with using_tiles(choices)`. They are part of the key of
+JAX's caches, so a jitted function is traced again under other choices."""
 
 
 def current_tiles() -> TileChoices:
-    """Returns the choices of the innermost `use_tiles` and of those around it."""
+    """Returns the choices of the innermost `use_tiles` and of the contexts around it."""
     return using_tiles.value
 
 
 def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
-    """Returns `params` with the choices for one of the product's cotangents, not its own."""
+    """Returns a product's `params` with the choices for its cotangent `product` instead."""
     own = ("product", "tile", "tile_choices")
     rest = {name: value for name, value in params.items() if name not in own}
     if params.get("product") != "forward":
@@ -70,10 +71,10 @@ def use_tiles(
     dgrad: TileConfig | None = None,
     wgrad: TileConfig | None = None,
 ) -> Iterator[None]:
-    """Context in which ragged products take the given kernel configurations.
+    """Returns a context in which ragged products take the given kernel configurations.
 
     The context covers the products that this thread calls or traces inside, also in Flax layers and
-    in functions under `jax.jit`. It covers their gradients even if those are computed outside. A
+    in functions under `jax.jit`. It covers their gradients even if they are computed outside. A
     jitted function is traced and compiled again for each set of choices. An inner context takes
     precedence over an outer one. Choices that the inner context leaves out come from the outer
     context, or else from the plans' defaults. The context can decorate a function. It does not
@@ -88,10 +89,10 @@ def use_tiles(
         `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for
-    that product. Any other configuration raises a `ValueError` with this list at trace time.
+    the plan's product. At trace time, any other configuration raises a `ValueError` with this list.
 
     Raises:
-      TypeError: an argument is of another type.
+      TypeError: an argument is neither a `TileConfig` nor None.
     """
     given = dict(forward=forward, dgrad=dgrad, wgrad=wgrad)
     changes = {name: tile for name, tile in given.items() if tile is not None}

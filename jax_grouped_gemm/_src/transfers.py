@@ -1,7 +1,8 @@
 """Finds transfers between devices, without running anything.
 
-Over explicit axes, types say how operands are split. Over auto axes XLA decides that when it
-compiles. So `explain` compiles a program under `recording`, where no operation computes anything.
+Over explicit axes, types say how operands are split. Over auto axes, XLA decides how when it
+compiles. So `explain` compiles the program inside `recording`, where the operations of this package
+compute nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from jax_grouped_gemm._src.meshes import names_of
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A transfer of one operation between devices; `str()` for reading.
+    """A transfer of one operation between devices; `str()` describes it.
 
     Attributes:
       kind: "gathers": each device has a part and gets the whole. "sums": each device has a term and
         gets the sum or a part of it. "sends": devices exchange parts.
-      op: what moves the array: the name of an operation, "jax.shard_map" for a collective inside
-        one, or the function of a layer.
-      what: the array.
+      op: what moves the array: the name of an operation or of a layer's function, or
+        "jax.shard_map" for a collective inside one.
+      what: a description of the array.
       bytes: the size of the array on a device: after the transfer for "gathers", and before it for
         the other kinds.
       devices: the number of devices that take part.
@@ -49,18 +50,18 @@ class Transfer:
 
 
 def megabytes(size: int) -> str:
-    """Returns `size` bytes in words."""
+    """Returns `size` bytes in megabytes, with the unit."""
     return f"{size / 1e6:.3g} MB"
 
 
 def type_of(x: Any) -> str:
-    """Returns dtype and shape of an array in words."""
+    """Returns dtype and shape of an array as text, such as "float32[8, 16]"."""
     return f"{x.dtype}{list(x.shape)}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """How XLA splits one call: its `partition.Split`, and earlier splits of operands."""
+    """How a call is split: its `partition.Split`, and the specs that its operands had before."""
 
     split: Any
     specs: Sequence[Sequence[Any]]
@@ -68,11 +69,11 @@ class Call:
 
 
 class Recorder:
-    """The records of a program over auto axes, as XLA compiles it.
+    """Records how XLA splits a program over auto axes while it compiles the program.
 
     Attributes:
       calls: calls of operations, by `key_of`, in the order in which XLA compiles them.
-      transfers: transfers of arrays that layers need in full.
+      transfers: transfers of arrays that layers need in full on every device.
     """
 
     def __init__(self):
@@ -80,7 +81,7 @@ class Recorder:
         self.transfers: list[Transfer] = []
 
     def watch(self, function: str, x: jax.Array) -> None:
-        """Records the transfers that give every device all of `x`."""
+        """Records the transfer that gives every device all of `x`, if XLA splits it."""
         what, size = type_of(x), x.size * x.dtype.itemsize
 
         def record(sharding):
@@ -92,7 +93,7 @@ class Recorder:
         jax.debug.inspect_array_sharding(lax.stop_gradient(x), callback=record)
 
 
-# Part of the key of JAX's caches, so that earlier traces are not reused.
+# The context is part of the key of JAX's caches, so that earlier traces are not reused.
 _context = jax.make_user_context(None)
 
 
@@ -103,14 +104,14 @@ def current_recorder() -> Recorder | None:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Recorder]:
-    """Context in which programs are compiled only to find transfers."""
+    """Returns a context in which programs are compiled only to find transfers."""
     recorder = Recorder()
     with _context(recorder):
         yield recorder
 
 
 def key_of(op: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> Hashable:
-    """Returns the key of a call, equal in the traced and in the compiled program."""
+    """Returns the key of a call, which is equal in the traced and in the compiled program."""
     shapes = tuple((x.shape, x.dtype) for x in avals)
     return op.name, shapes, tuple(sorted(params.items(), key=lambda item: item[0]))
 
@@ -128,7 +129,7 @@ _COLLECTIVES: dict[str, Literal["gathers", "sums", "sends"]] = {
 
 
 def of_equation(eqn: Any, op: str, axis_sizes: Mapping[str, int]) -> Iterator[Transfer]:
-    """Yields an equation's transfers over manual or explicit axes, except of scalars."""
+    """Yields an equation's transfers over manual or explicit axes, except those of scalars."""
     name = eqn.primitive.name
     if name == "reshard":
         yield from _of_reshard(eqn)

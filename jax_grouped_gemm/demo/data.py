@@ -1,4 +1,4 @@
-"""Real text that every machine has: the source files of Python's standard library, as bytes."""
+"""Reads a text that every machine has: the source files of Python's standard library, as bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Corpus(NamedTuple):
 def load_corpus(root: Path | None = None) -> Corpus:
     """Reads all ``.py`` files under ``root``, by default the standard library, in sorted order.
 
-    Every twentieth file is held out, so the split is the same in every run.
+    Every twentieth file is held out, so every run has the same split.
 
     Raises:
       FileNotFoundError: there are too few files to hold one out.
@@ -42,7 +42,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
 
 
 def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
-    """Yields random windows [batch, length + 1] endlessly: inputs, and targets shifted by one."""
+    """Yields random windows [batch, length + 1] endlessly. Targets are inputs shifted by one."""
     rng = np.random.default_rng(seed)
     window = np.arange(length + 1)
     while True:
@@ -52,7 +52,7 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        # Do not even list installed packages, which may be much larger than the library.
+        # Do not list installed packages, because they may be much larger than the library.
         folders[:] = set(folders) - NOT_LIBRARY
         yield from (Path(folder, name) for name in files if name.endswith(".py"))
 

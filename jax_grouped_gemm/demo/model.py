@@ -63,7 +63,7 @@ class Block(nnx.Module):
         )
 
     def attend(self, x: jax.Array) -> jax.Array:
-        """The first half of the block."""
+        """Applies the first half of the block, which is the attention."""
         return x + self.attention(self.attention_norm(x))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, AuxiliaryLosses]:
@@ -73,7 +73,7 @@ class Block(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """Next-byte logits: bytes [batch, length] -> float32 [batch, length, 256]."""
+    """Maps bytes [batch, length] to float32 logits [batch, length, 256] of the next bytes."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LanguageModel(nnx.Module):
         return logits, jax.tree.map(lambda *values: sum(values) / len(values), *losses)
 
     def choices(self, text: jax.Array) -> jax.Array:
-        """Counts the tokens' choices of each expert: int32 [layers, experts]."""
+        """Returns how many tokens choose each expert: int32 [layers, experts]."""
         x, counts = self.embed(text), []
         for block in self.blocks:
             x = block.attend(x)
@@ -118,7 +118,7 @@ class LanguageModel(nnx.Module):
 
 
 def rotations(length: int, head_dim: int, base: float = 1e4) -> tuple[jax.Array, jax.Array]:
-    """Returns factors [length, 1, 2, head_dim / 2] of `rotate`: of an element and its partner."""
+    """Returns two factors for `rotate`, [length, 1, 2, head_dim / 2]: the cosine and the sine."""
     half = head_dim // 2
     frequency = base ** (-jnp.arange(half) / half)
     angle = jnp.arange(length)[:, None, None] * frequency
@@ -127,7 +127,7 @@ def rotations(length: int, head_dim: int, base: float = 1e4) -> tuple[jax.Array,
 
 
 def rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary position embedding (arXiv:2104.09864) of [batch, length, heads, head_dim]."""
+    """Applies rotary position embedding (arXiv:2104.09864) to [batch, length, heads, head_dim]."""
     cosine, sine = turns
     # Flip instead of cutting into halves, so that XLA fuses the rotation with its neighbours.
     halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)

@@ -33,7 +33,7 @@ class Preset:
     evaluation_batches: int
 
     def with_dtype(self, dtype: Any) -> Preset:
-        """The preset with a model that computes in `dtype`."""
+        """Returns the preset with a model that computes in `dtype`."""
         return replace(self, model=replace(self.model, dtype=dtype))
 
     @property
@@ -74,8 +74,8 @@ PRESETS = {
         sequence_length=1024,
         steps=400,
         compare_steps=20,
-        # With a steeper start, FP8 and bfloat16 runs of one seed end several per cent apart, in
-        # either direction.
+        # With a steeper warm-up, losses of FP8 and bfloat16 runs of the same seed end several per
+        # cent apart, in either direction.
         learning_rate=2e-4,
         warmup=0.25,
         evaluation_batches=4,

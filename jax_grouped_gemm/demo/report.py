@@ -1,4 +1,4 @@
-"""The text and the files of the demo."""
+"""Writes the text and the files of the demo."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def expert_parallelism(preset: Preset, devices: int) -> str:
 
 
 def comparison(outcomes: Sequence[TrainingRun | OutOfMemory]) -> str:
-    """Tabulates runs of one training, one a row, with speeds compared to stock JAX.
+    """Returns a table with a row for each run of a training, and speeds relative to stock JAX.
 
     An implementation that ran out of memory has a row that says so.
     """
@@ -148,7 +148,7 @@ def save(runs: Sequence[TrainingRun], directory: Path) -> list[Path]:
 
 
 def can_plot() -> bool:
-    """Whether Matplotlib is installed."""
+    """Returns whether Matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -163,8 +163,7 @@ def _what_ran(run: TrainingRun) -> str:
 
 
 def _caveat(run: TrainingRun) -> str:
-    """The limits of a speed without kernels."""
-    return "" if run.kernel_calls else " (without kernels: it says nothing of theirs)"
+    return "" if run.kernel_calls else " (without kernels: it says nothing about their speed)"
 
 
 def _of_devices(run: TrainingRun) -> dict[str, str]:

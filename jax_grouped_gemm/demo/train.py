@@ -1,4 +1,4 @@
-"""Training of the demo's language model: one compiled step, a progress bar, honest timing."""
+"""Trains the demo's language model with one compiled step, and measures its time and memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ROUTER_Z_WEIGHT = 1e-3
 PROGRESS_EVERY = 10
 
 Quantizes = Literal["optimizer", "layers"]
-"""The parts that can quantise the weights of a recipe in FP8."""
+"""The part of the program that quantises the weights of an FP8 recipe."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Cross-entropy in nats a byte, on text the model trains on and on files it never sees."""
+    """Cross-entropy in nats per byte, on the training text and on files that are held out."""
 
     train: float
     held_out: float
@@ -54,21 +54,21 @@ class TrainingRun:
     implementation: str
     kernel_calls: int  # calls of this project's CUDA kernels in one compiled training step
     num_parameters: int
-    temporary_bytes: int  # device memory of one step besides its arguments and results
+    temporary_bytes: int  # device memory of one step, without its arguments and results
     compile_seconds: float
     step_seconds: float  # mean over all steps except the first
     tokens_per_second: float
     before: Losses
     after: Losses
     curve: list[float]  # training cross-entropy of every step
-    interrupted: bool = False  # whether Ctrl-C ended it before its last step
+    interrupted: bool = False  # whether Ctrl-C ended the run before its last step
     devices: int = 1  # devices that divide experts and tokens
-    # Rows of the busiest device at the end, over the mean; averaged over the layers.
+    # Rows of the busiest device over the mean, after the last step, averaged over the layers.
     largest_share: float = 1.0
 
 
 class OutOfMemory(Exception):
-    """Raised if a training run needs more device memory than there is; keeps no arrays alive.
+    """A training run needs more device memory than there is. The exception keeps no arrays alive.
 
     Attributes:
       implementation: the name of the run.
@@ -91,17 +91,17 @@ def train(
     seed: int,
     devices: int = 1,
 ) -> TrainingRun:
-    """Trains a new model for ``steps`` steps; equal seeds see equal parameters and batches.
+    """Trains a new model for ``steps`` steps. Equal seeds give equal parameters and batches.
 
-    Several devices divide experts and tokens; everything else is on each device.
+    Several devices divide experts and tokens. Each device has everything else in full.
 
-    The optimiser quantises weights of an FP8 recipe as it updates them, or layers quantise them in
-    each step. If devices divide the experts, layers always do.
+    ``quantizes`` says whether the optimiser quantises weights of an FP8 recipe as it updates them,
+    or layers quantise them in each step. If devices divide the experts, layers always quantise.
 
     Ctrl-C ends training after the present step, with the measurements so far.
 
     Raises:
-      OutOfMemory: the model or its step does not fit; the next run finds the memory free.
+      OutOfMemory: the model or its step does not fit. The memory is then free for another run.
     """
     try:
         return _train(preset, corpus, name, implementation, recipe, quantizes, steps, seed, devices)
@@ -110,14 +110,14 @@ def train(
             raise
         failure = OutOfMemory(name, shortage(str(error), devices))
     finally:
-        # Flax models are cycles of references, and so are the frames of an error.
+        # Collect now, because Flax models and the frames of an error are cycles of references.
         gc.collect()
-    # Raise no chained error: its traceback would keep the state of the run.
+    # Do not chain the error, because its traceback would keep the state of the run alive.
     raise failure
 
 
 def shortage(message: str, devices: int) -> str:
-    """Returns the requested and the available memory, from XLA's message and the devices."""
+    """Returns a message with the requested memory, from XLA's message, and the free memory."""
     asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
     text = "out of memory"
     if asked:
@@ -154,8 +154,8 @@ def _train(
         optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
-    # A Flax model is a static graph and a tree of arrays. Compiling a function of the arrays ahead
-    # of time shows what the compiled step contains and keeps compilation out of the timing.
+    # Compile a function of the model's arrays ahead of time, to see what the compiled step
+    # contains, and to keep compilation out of the timing.
     graph, state = nnx.split((model, optimizer))
     del model, optimizer
     stream = batches(corpus.train, preset.batch, preset.sequence_length, seed)
@@ -185,7 +185,7 @@ def _train(
                 state, loss = step(state, batch)
                 curve.append(loss)
                 if len(curve) % PROGRESS_EVERY == 0:
-                    # Reading the loss waits for it, so the bar counts steps that have ended.
+                    # Reading the loss waits for the step, so the bar counts steps that have ended.
                     bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)
                     bar.update(len(curve) - bar.n)
             jax.block_until_ready(state)
@@ -210,7 +210,7 @@ def _train(
 
 
 def shardings(state: Any, mesh: Mesh) -> Any:
-    """Returns the shardings of parameters and optimizer state, which divide experts."""
+    """Returns the shardings of parameters and optimiser state, which divide experts."""
 
     def of(spec: P) -> NamedSharding:
         axes = (EXPERT_AXIS if axis == "exp" else None for axis in spec or ())
@@ -221,7 +221,7 @@ def shardings(state: Any, mesh: Mesh) -> Any:
 
 
 def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: int) -> float:
-    """Rows of the busiest device over their mean, averaged over the layers."""
+    """Returns the rows of the busiest device over the mean, averaged over the layers."""
 
     @jax.jit
     def choices(state, windows):
@@ -235,7 +235,7 @@ def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: 
 
 @contextlib.contextmanager
 def first_interrupt_noted() -> Iterator[threading.Event]:
-    """Context in which the first Ctrl-C sets an event; a second one interrupts as usual."""
+    """Returns a context in which the first Ctrl-C sets an event, and a second Ctrl-C interrupts."""
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield noted  # Signals reach the main thread only.
@@ -254,7 +254,7 @@ def first_interrupt_noted() -> Iterator[threading.Event]:
 
 
 def learning_rate(preset: Preset, steps: int) -> optax.Schedule:
-    """A warm-up and cosine decay."""
+    """Returns a schedule of warm-up and cosine decay."""
     return optax.warmup_cosine_decay_schedule(
         init_value=preset.learning_rate / 10,
         peak_value=preset.learning_rate,
@@ -269,7 +269,7 @@ MAX_NORM = 1.0
 
 
 def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
-    """AdamW with gradient clipping."""
+    """Returns AdamW with gradient clipping."""
     return optax.chain(
         optax.clip_by_global_norm(MAX_NORM), optax.adamw(learning_rate(preset, steps), **ADAMW)
     )
@@ -278,7 +278,7 @@ def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
 def quantizing_adamw(
     preset: Preset, steps: int, recipe: Recipe, implementation: Implementation
 ) -> optim.Optimizer:
-    """AdamW that writes FP8 weights."""
+    """Returns AdamW with gradient clipping that writes FP8 weights."""
     return optim.adamw(
         learning_rate(preset, steps),
         **ADAMW,
@@ -289,12 +289,12 @@ def quantizing_adamw(
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Returns the mean over all bytes, in nats."""
+    """Returns the mean cross-entropy over all bytes, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
 def make_train_step(graph: nnx.GraphDef) -> Callable:
-    """Returns step(state, windows [batch, length + 1]) -> (new state, cross-entropy)."""
+    """Returns a function of (state, windows [batch, length + 1]) to (new state, cross-entropy)."""
 
     def loss_function(model: LanguageModel, text: jax.Array):
         logits, router = model(text[:, :-1])
@@ -315,7 +315,7 @@ def make_train_step(graph: nnx.GraphDef) -> Callable:
 
 
 def make_evaluation(graph: nnx.GraphDef, preset: Preset, corpus: Corpus) -> Callable:
-    """Returns evaluate(state) -> `Losses` over the same random windows in every call."""
+    """Returns a function from the state to `Losses`, over the same random windows in each call."""
 
     @jax.jit
     def loss_of(state, windows: jax.Array) -> jax.Array:

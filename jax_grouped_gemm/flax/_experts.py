@@ -1,4 +1,4 @@
-"""The experts of both Flax layers, on one device or over a mesh."""
+"""Code of the experts that both Flax layers share, for one device or a mesh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
-# Each operand is split in three parts of bfloat16: errors of float32, in half of float32's time.
+# Splits each operand into three bfloat16 parts. It is as accurate as float32 in half of the time.
 ROUTER_PRECISION = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
 
 OF_MESH = (
@@ -54,7 +54,7 @@ def check_sizes(**sizes: int) -> None:
 
 
 def check_options(layer: Any, embed: int | None = None) -> None:
-    """Raises the errors of a call if the options of a layer cannot work for any input."""
+    """Raises the error that a call would raise, if the options cannot work for any input."""
     if layer.top_k > layer.num_experts:
         raise ValueError(
             f"MoE: top_k must be at most num_experts = {layer.num_experts}, got {layer.top_k}"
@@ -80,8 +80,8 @@ def check_options(layer: Any, embed: int | None = None) -> None:
         checked_recipe(layer.recipe)
         if callable(layer.implementation) or layer.precision is not None:
             raise ValueError(
-                "MoE: recipe decides how the matmuls are computed, so that precision must be None "
-                f"and implementation no function, got precision={layer.precision!r} and "
+                "MoE: recipe decides how the matmuls are computed, so precision must be None and "
+                f"implementation must not be a function, got precision={layer.precision!r} and "
                 f"implementation={layer.implementation!r}"
             )
     if layer.expert_axis is None:
@@ -106,7 +106,7 @@ def check_options(layer: Any, embed: int | None = None) -> None:
 
 
 def takes_quantized(layer: Any, embed: int) -> bool:
-    """Whether a layer multiplies by weights that are quantised in advance."""
+    """Returns whether a layer multiplies by weights that are quantised in advance."""
     recipe = layer.recipe
     in_fp8 = recipe is not None and (recipe.forward, recipe.dgrad) == ("fp8", "fp8")
     if not in_fp8 or layer.tensor_axis is not None:
@@ -116,14 +116,14 @@ def takes_quantized(layer: Any, embed: int) -> bool:
     return devices == 1 or embed % (devices * BLOCK) == 0
 
 
-# Functions of this module, since results of `lecun_normal` cannot be pickled.
+# Define functions, because results of `lecun_normal` cannot be pickled.
 def default_kernel_init(*args: Any, **options: Any) -> jax.Array:
-    """LeCun's normal distribution for each expert's matrix."""
+    """Draws each expert's matrix from LeCun's normal distribution."""
     return jax.nn.initializers.lecun_normal(batch_axis=(0,))(*args, **options)
 
 
 def default_gate_init(*args: Any, **options: Any) -> jax.Array:
-    """LeCun's normal distribution for the router."""
+    """Draws the router's matrix from LeCun's normal distribution."""
     return jax.nn.initializers.lecun_normal()(*args, **options)
 
 
@@ -133,20 +133,20 @@ def as_dict(quantized: QuantizedMlp) -> dict[str, dict[str, jax.Array]]:
 
 
 def from_dict(arrays: Mapping[str, Mapping[str, jax.Array]]) -> QuantizedMlp:
-    """The inverse of `as_dict`."""
+    """Returns the quantised weights from which `as_dict` made `arrays`."""
     return QuantizedMlp(**{name: QuantizedWeights(**forms) for name, forms in arrays.items()})
 
 
 def quantized_weights(
     wi_0: jax.Array, wi_1: jax.Array, wo: jax.Array, format: str | Format, **options: Any
 ) -> dict[str, QuantizedArray]:
-    """Returns the weights of a layer in a format, by name."""
+    """Returns the weights of a layer, quantised to `format`, by name."""
     named = dict(wi_0=wi_0, wi_1=wi_1, wo=wo)
     return {name: quantize(w, format, **options) for name, w in named.items()}
 
 
 def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, QuantizedArray]:
-    """Returns `given` if they are the quantised weights of a layer or of stacked layers."""
+    """Returns `given`; raises a `TypeError` unless they fit a layer, or stacked layers."""
     wi = layer.num_experts, embed, layer.hidden_features
     for name, q in given.items():
         shape = (wi[0], wi[2], wi[1]) if name == "wo" else wi
@@ -158,7 +158,7 @@ def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, Quantized
 def parameters(
     layer: Any, embed: int, kernel_init: Any, bias_init: Any
 ) -> Iterator[tuple[str, Any, tuple[int, ...], tuple[str, ...]]]:
-    """Yields name, initialiser, shape and logical axes of the matrices and of biases, if any."""
+    """Yields name, initialiser, shape and logical axes of each matrix, and of each bias if any."""
     wi = (layer.num_experts, embed, layer.hidden_features), ("exp", "embed", "mlp")
     wo = (layer.num_experts, layer.hidden_features, embed), ("exp", "mlp", "embed")
     matrices = ("wi_0", *wi), ("wi_1", *wi), ("wo", *wo)
@@ -175,8 +175,8 @@ def forward(
     given: Sequence[jax.Array | QuantizedArray],
     quantized: Any,
 ) -> tuple[jax.Array, moe.Routing, moe.ExpertParallelStats | None]:
-    """Computes a layer with the parameters `given`: by `moe.dropless_mlp` with its options, or over
-    its mesh if it has an expert axis."""
+    """Computes a layer with the parameters `given`, by `moe.dropless_mlp`, or by
+    `moe.expert_parallel` if the layer has an `expert_axis`."""
     dtype = jnp.result_type(x, layer.param_dtype) if layer.dtype is None else layer.dtype
     routing = routed(layer, logits, mask)
     matrices = (w if isinstance(w, QuantizedArray) else w.astype(dtype) for w in given[:3])
@@ -202,7 +202,7 @@ def forward(
     return y, routing, stats
 
 
-# Functions of this module too, so that graphs of equal layers are equal.
+# Define functions and not partial ones, so that graphs of equal layers are equal.
 def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
     """Multiplies tokens by a router's matrix at `ROUTER_PRECISION`, like `jax.lax.dot_general`."""
     if is_enabled():
@@ -211,7 +211,7 @@ def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> 
 
 
 def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """Computes a router's dot as one group, since XLA's bits depend on the number of tokens."""
+    """Computes a router's dot as one group, because XLA's bits depend on the number of tokens."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     sizes = jnp.full(1, rows.shape[0], jnp.int32)
     highest = jax.lax.Precision.HIGHEST
@@ -220,14 +220,14 @@ def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> j
 
 
 def without_padding(x: jax.Array, mask: Any) -> jax.Array:
-    """Zeroes tokens where the mask is False, so that NaN padding spoils no gradient."""
+    """Zeroes tokens where the mask is False, so that NaN in padding does not reach gradients."""
     if mask is None:
         return x
     return jnp.where(checked_mask("MoE", mask, "x", x)[..., None], x, 0)
 
 
 def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:
-    """Returns a layer's routing from logits; padding tokens visit no expert."""
+    """Returns a layer's routing for logits. Padding tokens visit no expert."""
     if layer.router is None:
         routing = moe.route(logits, layer.top_k, renormalize=layer.renormalize)
     else:

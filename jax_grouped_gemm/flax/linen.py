@@ -31,7 +31,7 @@ from jax_grouped_gemm.flax._experts import (
 )
 
 QUANTIZED = "quantized"
-"""The variable collection of weights that are quantised in advance, see `quantize_params`."""
+"""The collection of variables for weights that are quantised in advance; see `quantize_params`."""
 
 
 def quantize_params(
@@ -40,14 +40,14 @@ def quantize_params(
     """Returns the collection "quantized" of a model: quantised weights of every `MoE` in `params`.
 
     A layer that finds its weights in this collection does not quantise them again. Call this
-    function when the parameters change, which is once in an optimiser step, whatever the number of
-    microbatches and rematerialised passes:
+    function whenever the parameters change. They change once in an optimiser step, whatever the
+    number of microbatches and rematerialised passes:
 
         quantized = quantize_params(params, recipe)
         y, losses = model.apply({"params": params, "quantized": quantized}, x)
 
-    The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
-    use `variable_axes={"params": 0, "quantized": 0}`; stacked parameters become stacked quantised
+    The collection is a constant of the loss, so gradients go to `params`. In `nn.scan` over layers,
+    use `variable_axes={"params": 0, "quantized": 0}`. Stacked parameters become stacked quantised
     weights. Parameters are not rounded to the `dtype` of a layer before they are quantised.
 
     Four kinds of layers read no quantised weights: layers without a recipe, with a recipe whose
@@ -56,8 +56,8 @@ def quantize_params(
 
     For layers without a recipe, pass a format in place of the recipe. The weights are then frozen,
     and each is a `jax_grouped_gemm.QuantizedArray`. Layers then do not read wi_0, wi_1 and wo, so
-    "params" need not contain them. The collection may also be written by hand, from a checkpoint.
-    Under the path of a layer it then has `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}`.
+    "params" need not contain them. You can also make such a collection from a checkpoint, with
+    `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` under the path of each layer.
 
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
@@ -79,7 +79,7 @@ def quantize_params(
 
 
 class TrainState(struct.PyTreeNode):
-    """Parameters, an optimiser of `optim` and its state, with the interface of Flax's `TrainState`:
+    """Parameters, an optimiser of `optim` and its state, with the interface of Flax's `TrainState`.
 
         state = TrainState.create(
             apply_fn=model.apply, params=variables["params"], tx=optim.adamw(1e-3, recipe=recipe)
@@ -96,7 +96,7 @@ class TrainState(struct.PyTreeNode):
       apply_fn: `model.apply`.
       params: the collection "params", without partitioning metadata.
       tx: the optimiser.
-      opt_state: its state.
+      opt_state: the state of the optimiser.
     """
 
     step: Any
@@ -127,7 +127,7 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def compute_params(self) -> Any:
-        """The parameters to pass to `jax.grad`, see `optim.Optimizer.compute_params`."""
+        """The parameters to pass to `jax.grad`; see `optim.Optimizer.compute_params`."""
         return self.tx.compute_params(self.params)
 
     def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
@@ -165,20 +165,20 @@ class MoE(nn.Module):
     Attributes:
       hidden_features: F, the width of every expert.
       num_experts: E.
-      top_k: experts a token.
+      top_k: number of experts for each token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
       apply_router_weight_on_input: see `moe.dropless_mlp`.
       router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
         module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
-        of `top_k` experts a token. `renormalize` must then be True.
+        with `top_k` experts for each token. `renormalize` must then be True.
       biases: whether experts have biases.
       gate_bias: whether the router's logits have a bias.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo. If it names axes, as `nn.with_partitioning`
-        does, these replace the logical axes above.
+        does, they replace the logical axes above.
       gate_init: initialiser of the router, which may name axes too.
       bias_init: initialiser of all biases, which may name axes too.
       implementation: what computes the ragged matmuls, see `moe.dropless_mlp`.
@@ -246,7 +246,8 @@ class MoE(nn.Module):
 
         Raises:
           TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
-            than a `moe.Routing` of `top_k` experts a token.
+            than a `moe.Routing` with `top_k` experts for each token.
+          ValueError: x has no features.
         """
         if not x.shape[-1]:
             raise ValueError(f"MoE: x must have features, got {x.shape}")
@@ -284,7 +285,7 @@ class MoE(nn.Module):
 
 
 def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:
-    """Returns `init` with logical axes, unless its results have axes already."""
+    """Returns `init` with logical axes, unless its results already have axes."""
 
     def initialize(*args: Any) -> nn.meta.AxisMetadata:
         value = init(*args)

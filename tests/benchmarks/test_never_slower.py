@@ -123,7 +123,7 @@ def test_the_summary_counts_what_is_under_the_bar():
     }  # fmt: skip
     _, slow, beside, wrong = report.texts({"summary": summary, "cases": records})
     assert [line.split()[0] for line in slow.splitlines()[1:]] == ["0.90", "0.98"]
-    assert beside.startswith("Under it beside those that do not count: 4")
+    assert beside.startswith("Under it, next to peers that do not count: 4")
     assert wrong == ""
 
 

@@ -1,1 +1,1 @@
-"""Steps of an optimiser that write the FP8 weights of the next forward pass."""
+"""Optimiser steps that also write the FP8 weights of the next forward pass."""

@@ -50,7 +50,7 @@ register_namedtuple_serialization(
 )
 
 
-# Compared by identity, since numbers and masks may be arrays and trees.
+# Optimisers are compared by identity, because numbers may be arrays and masks may be trees.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Optimizer:
     """An optimiser whose steps write the FP8 weights of the next forward pass.
@@ -67,9 +67,9 @@ class Optimizer:
 
     `state.quantized` has the quantised weights in nested dictionaries, under the names of the
     parameters. If leaves wi_0, wi_1 (optional) and wo of one node have matching shapes, the node
-    becomes what `quantize_mlp` returns, which `moe.dropless_mlp` and `ragged_mlp` take. Every other
-    leaf becomes what `quantize_weights` returns. The bits are the same as those of these two
-    functions for the float32 weights.
+    becomes a `QuantizedMlp`, which `moe.dropless_mlp` and `ragged_mlp` take. Every other selected
+    leaf becomes a `QuantizedWeights`. The bits are the same as those that `quantize_mlp` and
+    `quantize_weights` return for the float32 weights.
 
     Attributes:
       rule: how weights change.
@@ -79,8 +79,8 @@ class Optimizer:
       max_norm: if given, gradients are scaled down to this global norm, as
         `optax.clip_by_global_norm` does.
       skip_nonfinite: whether a step changes nothing if a gradient is infinite or NaN.
-      implementation: None takes the CUDA kernels where they can run and the reference elsewhere;
-        "cuda" insists on the kernels; "xla" is the pure JAX implementation.
+      implementation: None takes the CUDA kernels where they can run, and pure JAX elsewhere. "cuda"
+        raises an error where the kernels cannot run. "xla" always takes pure JAX.
     """
 
     rule: Rule
@@ -104,8 +104,8 @@ class Optimizer:
         Parameters of 16 bits get a float32 copy in the state, and steps optimise this copy.
 
         Raises:
-          TypeError: a leaf that `select` chooses is no stack of matrices, or has an unsuitable
-            dtype.
+          TypeError: a leaf that `select` chooses is not [..., k, n], or is not float32, bfloat16 or
+            float16.
         """
         master = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else None, params)
         masters = _masters(params, master)
@@ -116,15 +116,16 @@ class Optimizer:
 
         Args:
           params: the parameters.
-          state: the state that has float32 copies of parameters of 16 bits, if there are any.
+          state: the state with the float32 copies of 16-bit parameters, or None if all parameters
+            are float32.
         """
         return self._quantized(params, params if state is None else _masters(params, state.master))
 
     def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
-        """Returns `params` for `jax.grad`, with `dtype` for the leaves that `select` chooses.
+        """Returns `params` for `jax.grad`, with the leaves that `select` chooses cast to `dtype`.
 
-        Gradients of these leaves then have 16 bits too, so the step reads fewer bytes. Layers read
-        the quantised weights, so XLA removes the unused casts.
+        The gradients of these leaves then have `dtype` too, so the step reads fewer bytes. XLA
+        removes the casts themselves, because layers read the quantised weights.
         """
         dtype = canonical_dtype("dtype", dtype)
 
@@ -153,6 +154,10 @@ class Optimizer:
           factor: gradients are first multiplied by this number, such as the inverse of a loss scale
             or of the number of microbatches. May be traced.
           applies: whether to take the step; otherwise nothing changes. May be traced.
+
+        Raises:
+          TypeError: a gradient has another shape than its parameter, or is not floating.
+          ValueError: `state.quantized` lacks a parameter that `select` chooses.
         """
         structure: Any
         leaves, structure = jax.tree.flatten(params)
@@ -195,7 +200,7 @@ class Optimizer:
         )
 
     def _options(self, member: Member) -> Options:
-        """Returns the options of the step of one leaf of a group."""
+        """Returns the options for the step of one leaf."""
         return Options(
             self.recipe.power_of_two_scales, self.implementation, member.part, member.parts
         )
@@ -230,7 +235,7 @@ def _is_short(x: jax.Array) -> bool:
 
 
 def _masters(params: Any, master: Any) -> Any:
-    """Returns the weights to optimise: `master` where there is one, else the parameters."""
+    """Returns the weights to optimise: each leaf's float32 copy if it has one, else the leaf."""
     return jax.tree.map(lambda p, m: p if m is None else m, params, master)
 
 
@@ -261,13 +266,13 @@ def adamw(
     skip_nonfinite: bool = False,
     implementation: Implementation = None,
 ) -> Optimizer:
-    """AdamW with the arguments of `optax.adamw`. The pass of the update also writes FP8 weights.
+    """Returns an AdamW optimiser that writes FP8 weights in the same pass as the update.
 
-    One kernel reads gradient, moments and float32 weights, and writes moments, weights and FP8
-    weights. The FP8 weights add two bytes for each parameter. A separate pass would also have to
-    read the weights again.
+    It takes the arguments of `optax.adamw`. One kernel reads gradient, moments and float32 weights,
+    and writes moments, weights and FP8 weights. The FP8 weights add two bytes for each parameter. A
+    separate pass would also have to read the weights again.
 
-    Float32 results are those of `optax.adamw` to rounding. Moments are added up in float32.
+    Float32 results equal those of `optax.adamw` up to rounding. Moments are summed in float32.
 
     Args:
       learning_rate: a number or a function of the number of earlier steps. All numbers may be
@@ -280,7 +285,7 @@ def adamw(
         `weight_decay * learning_rate` times the float32 weights.
       mask: says which leaves decay: a tree of booleans whose structure is a prefix of the
         parameters', or a function of the parameters that returns such a tree. None means all.
-      nesterov: whether to look ahead by one gradient.
+      nesterov: whether to use Nesterov momentum.
       recipe: the recipe of the layers, with `forward` and `dgrad` in FP8.
       select: the leaves to quantise, see `Optimizer`. By default leaves named wi_0, wi_1 and wo
         with three dimensions or more.
@@ -320,12 +325,12 @@ def quantized(
     skip_nonfinite: bool = False,
     implementation: Implementation = None,
 ) -> Optimizer:
-    """An Optax transformation whose updates are added in the pass that writes FP8 weights.
+    """Returns an optimiser that adds Optax updates and writes FP8 weights in one pass.
 
-    The transformation may be any chain, such as `optax.MultiSteps`, `optax.inject_hyperparams` or
-    `muon`. XLA computes the updates. One kernel reads the updates and the float32 weights, and
-    writes the weights and the FP8 weights. `adamw` is faster, because it does not write updates to
-    memory.
+    The transformation may be any of Optax's or a chain of them, such as `optax.MultiSteps`,
+    `optax.inject_hyperparams` or `muon`. XLA computes the updates. One kernel reads the updates and
+    the float32 weights, and writes the weights and the FP8 weights. `adamw` is faster, because it
+    does not write updates to memory.
 
         optimizer = optim.quantized(optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4)))
 
@@ -334,7 +339,7 @@ def quantized(
       recipe, select, max_norm, skip_nonfinite, implementation: see `adamw`.
 
     Raises:
-      TypeError: `transformation` lacks one of these functions, or as for `adamw`.
+      TypeError: `transformation` lacks one of these functions; see also `adamw`.
       ValueError: see `adamw`.
     """
     for name in ("init", "update"):

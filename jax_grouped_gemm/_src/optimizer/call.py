@@ -1,4 +1,4 @@
-"""Calls of the steps of an optimiser: one custom call each, which updates all in place."""
+"""Custom calls of optimiser steps. A step is one custom call, which updates its arrays in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGETS = {
 
 
 def update(plan: UpdatePlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the primitive's operands."""
     problem, layout = plan.problem, plan.problem.layout
     scalars, change, *updated = operands
     quantized = 2 * (layout.plain + layout.transposed)
@@ -30,7 +30,7 @@ def update(plan: UpdatePlan, *operands: jax.Array) -> list[jax.Array]:
         ),
         *(x.reshape(problem.shape) for x in copies),
     ]
-    # An unwanted form is an operand without elements.
+    # The custom call takes an empty array in place of a form that is not wanted.
     present = [True] * len(stacks)
     present += [layout.plain] * 2 + [layout.transposed] * 2 + [layout.copied]
     rest = iter(flat)

@@ -1,4 +1,4 @@
-"""Steps of matrices of any shape with their FP8 forms."""
+"""Optimiser steps of weights [..., k, n] and their FP8 forms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jax_grouped_gemm._src.optimizer.problem import Layout
 
 
 class Weights(NamedTuple):
-    """Matrices [..., k, n] in all forms that a step writes.
+    """Matrices [..., k, n], and the other forms of them that a step writes.
 
-    Joined forms have the columns of several matrices, see `Layout`.
+    Forms may hold the columns of several matrices next to each other; see `Layout`.
     """
 
     master: jax.Array  # float32
@@ -40,7 +40,7 @@ def adamw(
     weights: Weights,
     options: Options,
 ) -> tuple[jax.Array, jax.Array, Weights]:
-    """Returns the new mean, square and weights; `scalars` [12] are an `AdamwScalars`."""
+    """Returns the new mean, square and weights; `scalars` [12] is a stacked `AdamwScalars`."""
     layout = _layout(weights, options)
     new_mean, new_square, *rest = primitive.adamw_quantized(
         scalars, gradient, mean, square, *_operands(weights), **_params(layout, options)
@@ -49,7 +49,7 @@ def adamw(
 
 
 def apply(applies: jax.Array, update: jax.Array, weights: Weights, options: Options) -> Weights:
-    """Returns the new weights, old + update, unless `applies` [1] is 0."""
+    """Returns the weights plus `update`, or the old weights if `applies` [1] is 0."""
     layout = _layout(weights, options)
     results = primitive.apply_and_quantize(
         applies, update, *_operands(weights), **_params(layout, options)
@@ -79,7 +79,7 @@ def _operands(weights: Weights) -> list[jax.Array]:
 
 
 def _weights(results: Sequence[jax.Array], old: Weights) -> Weights:
-    """Returns weights from results of a primitive in the order of its operands."""
+    """Returns `Weights` of a primitive's results, which are in the order of its operands."""
     master, *rest = results
     copy = None if old.copy is None else rest.pop()
     return Weights(master, tuple(rest), copy)

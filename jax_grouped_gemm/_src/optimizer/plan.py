@@ -1,4 +1,4 @@
-"""Plans of the steps of an optimiser: the kernel, or the reference with a reason."""
+"""Plans optimiser steps: the kernel runs a step, or the reference does for a given reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 UpdatePlan = Plan[UpdateProblem]
 
 MOMENTS = {"adamw_quantized": 2, "apply_and_quantize": 0}
-"""Operands of each step between the gradient or update and the weights."""
+"""Number of moments that each step takes, between the gradient or update and the weights."""
 KERNELS = {name: Kernel(name) for name in MOMENTS}
 """The kernel of each step."""
 
@@ -24,7 +24,7 @@ KERNELS = {name: Kernel(name) for name in MOMENTS}
 def plan_update(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> UpdatePlan:
-    """Plans the step of that name from its operands' avals and its parameters."""
+    """Returns the plan of the step `op` for operands `avals` and parameters `params`."""
     (_, *given), moments = avals, MOMENTS[op]
     changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
     layout = Layout.of(params)

@@ -1,8 +1,9 @@
-"""The steps of an optimiser: shapes and semantics are those of the references.
+"""Primitives of optimiser steps, with the shapes and semantics of their references.
 
-No step has a derivative. Operands are float32 numbers of the step, the gradient or update, and the
-arrays that the step changes: moments, float32 weights, and the weights' forms. Results have the
-shapes and dtypes of these arrays. Parameters: those of `Layout`, power_of_two and implementation.
+No step has a derivative. The operands are the step's float32 scalars, the gradient or update, and
+the arrays that the step changes: moments, float32 weights, and the weights' forms. The results have
+the shapes and dtypes of these arrays. The parameters are those of `Layout`, power_of_two and
+implementation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax_grouped_gemm._src.optimizer import call, plan, reference
 from jax_grouped_gemm._src.optimizer.problem import Layout
 from jax_grouped_gemm._src.partition import Dims
 
-_NUM_NUMBERS = 2  # operands that do not change: numbers of the step, and the gradient or update
+_NUM_NUMBERS = 2  # operands that a step only reads: its scalars, and the gradient or update
 
 
 def _update(name: str, of_reference: Any) -> Op:
@@ -48,7 +49,8 @@ def _update(name: str, of_reference: Any) -> Op:
 
 
 def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Names dimensions: matrices and their blocks are independent, joined columns stay whole."""
+    """Returns the dimensions of a step. Devices may split matrices and blocks, but not joined
+    columns."""
     layout = Layout.of(params)
     forms, whole, blocks = letters_of_blocks(
         plain=layout.plain, transposed=layout.transposed, joined=layout.is_joined
@@ -61,8 +63,8 @@ def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dim
 
 
 def _batching(op: Op) -> Callable[..., Any]:
-    """Makes a mapped axis one more leading dimension, or a loop if the numbers of the step differ
-    along it."""
+    """Returns a rule that adds a mapped axis to the leading dimensions, or loops over it if the
+    step's scalars are mapped too."""
 
     def rule(operands, dims, **params):
         every = stacked(operands, dims)
@@ -76,7 +78,7 @@ def _batching(op: Op) -> Callable[..., Any]:
 
 
 def adamw_quantized(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """scalars, gradient, mean, square, master, forms -> the last four, see `reference`."""
+    """Returns the new mean, square, master and forms; see `reference.adamw_quantized`."""
     return ADAMW.bind(*operands, **params)
 
 
@@ -84,7 +86,7 @@ ADAMW = _update("adamw_quantized", reference.adamw_quantized)
 
 
 def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    """applies, update, master, forms -> the last two, see `reference`."""
+    """Returns the new master and forms; see `reference.apply_and_quantize`."""
     return APPLY.bind(*operands, **params)
 
 

@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, Shape
 
 
 class AdamwScalars(NamedTuple):
-    """The numbers of one step of AdamW, in the order of `AdamwScalars` in csrc/optimizer/update.h.
+    """The scalars of one step of AdamW, in the order of `AdamwScalars` in csrc/optimizer/update.h.
 
     With g = gradient_factor * gradient,
 
@@ -42,14 +42,14 @@ class AdamwScalars(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the operands of a call are given.
+    """How a step's weights and their forms lie in its operands.
 
-    Matrices are [..., k, n], with any leading dimensions, and their forms have the columns of
-    `parts` stacks next to each other, each filled up to whole blocks if there are several.
+    Weights are stacks of matrices [..., k, n]. Their forms have the columns of `parts` such stacks
+    next to each other. If there are several stacks, each is padded to whole blocks of columns.
 
     Attributes:
-      plain: whether there are values [..., k, n] and scales [..., k / 128, n / 128].
-      transposed: whether there are values [..., n, k] and scales [..., n / 128, k / 128].
+      plain: whether forms include values [..., k, n] and scales [..., k / 128, n / 128].
+      transposed: whether forms include values [..., n, k] and scales [..., n / 128, k / 128].
       copied: whether there is a copy of the matrices in 16 bits.
       part, parts: index of this stack, and number of stacks.
     """
@@ -76,12 +76,12 @@ class Layout:
         return self.parts > 1
 
     def flat(self, master: Any) -> Shape:
-        """The shape [matrices, k, n] of stacks of matrices."""
+        """Returns the shape [matrices, k, n] of `master`, its leading dimensions merged."""
         *leading, k, n = master.shape
         return math.prod(leading), k, n
 
     def forms(self, master: Any, dtype: np.dtype) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the forms that the custom call takes of matrices `master`."""
+        """Returns shapes and dtypes of the forms that the custom call takes for `master`."""
         g, k, n = self.flat(master)
         rows, blocks = -(-k // BLOCK), -(-n // BLOCK)
         pitch = self.parts * blocks * BLOCK if self.is_joined else n

@@ -1,4 +1,4 @@
-"""Steps of an optimiser in pure JAX, with FP8 weights that equal `quantize_weights` of the result.
+"""Optimiser steps in pure JAX, with FP8 weights equal to `quantize_weights` of the new weights.
 
 Float32 results differ from the kernels' by rounding, because a GPU uses fused multiply-adds.
 """
@@ -24,7 +24,7 @@ NUM_SCALARS = len(AdamwScalars._fields)
 def adamw_step(
     scalars: AdamwScalars, gradient: jax.Array, mean: jax.Array, square: jax.Array, master: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the new mean, square and float32 weights, whether or not the step applies."""
+    """Returns the new mean, square and float32 weights; ignores `scalars.applies`."""
     s = scalars
     g = gradient.astype(jnp.float32) * s.gradient_factor
     new_mean = s.mean_share * g + s.mean_decay * mean.astype(jnp.float32)
@@ -45,16 +45,16 @@ def adamw_quantized(
     power_of_two: bool,
     **layout: Any,
 ) -> list[jax.Array]:
-    """One step of AdamW.
+    """Computes one step of AdamW.
 
     Args:
       scalars: float32 [12], `AdamwScalars`.
       gradient, mean, square: like `master`, bfloat16 or float32.
-      master: float32 matrices, as `Layout` says.
+      master: float32 matrices; see `Layout`.
       forms: values and scales of the old weights, plain and transposed; and a copy in 16 bits.
 
     Returns:
-      mean, square, master and forms after the step.
+      mean, square, master and forms after the step, or unchanged if `applies` is zero.
     """
     named = AdamwScalars(*(scalars[i] for i in range(NUM_SCALARS)))
     new = adamw_step(named, gradient, mean, square, master)
@@ -70,7 +70,10 @@ def apply_and_quantize(
     power_of_two: bool,
     **layout: Any,
 ) -> list[jax.Array]:
-    """Returns `master` + `update`, see `adamw_quantized`; `applies` is float32 [1]."""
+    """Returns `master` + `update` and its forms, or the old arrays if `applies`, float32 [1], is 0.
+
+    For the operands, see `adamw_quantized`.
+    """
     new = master + update.astype(jnp.float32)
     new_forms = _new_forms(Layout(**layout), new, forms, power_of_two)
     return _if(applies[0], [new, *new_forms], [master, *forms])
@@ -109,7 +112,7 @@ def _new_forms(
 
 
 def _placed(layout: Layout, old: jax.Array, part: jax.Array, axis: int) -> jax.Array:
-    """Returns `old` with the columns of `part` in their place."""
+    """Returns `old` with `part` in the columns of its stack; see `Layout`."""
     if not layout.is_joined:
         return part
     start = layout.part * part.shape[axis]

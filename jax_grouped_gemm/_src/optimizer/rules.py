@@ -20,7 +20,7 @@ MOMENT_DTYPES = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
 class AdamWState(NamedTuple):
     """Moments of the gradients, shaped like the parameters."""
 
-    count: jax.Array  # type: ignore[assignment]  # int32, steps so far, under Optax's name
+    count: jax.Array  # type: ignore[assignment]  # int32, number of steps; Optax's name for it
     mu: Any  # mean of the gradients
     nu: Any  # mean of their squares
 
@@ -37,11 +37,11 @@ class Rule(Protocol):
     def begin(
         self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
     ) -> Step:
-        """Returns the update of each leaf in one step."""
+        """Starts a step with `factor` times `gradients`, which changes nothing unless `applies`."""
 
 
 class Step(Protocol):
-    """One step of a `Rule`, leaf by leaf; leaves are counted as `jax.tree.leaves` does."""
+    """One step of a `Rule`, leaf by leaf. A leaf is an index into `jax.tree.leaves`."""
 
     def plain(self, leaf: int, master: jax.Array) -> jax.Array:
         """Returns the new weights of a leaf that is not quantised."""
@@ -82,7 +82,7 @@ class AdamW:
         else:
             spread = jax.tree.map(lambda m, part: jax.tree.map(lambda _: m, part), mask, masters)
             masks = structure.flatten_up_to(spread)
-        # Saturate the count, so that it never becomes negative.
+        # Saturate the count, because an overflow would make it negative.
         count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
         return _AdamWStep(
             structure,
@@ -100,7 +100,7 @@ class AdamW:
             jnp.asarray(x(done) if callable(x) else x, jnp.float32)
             for x in (self.learning_rate, self.weight_decay)
         )
-        count = count.astype(float)  # strict promotion takes no integer powers of floats
+        count = count.astype(float)  # strict promotion refuses integer powers of floats
         of_mean, of_square = 1 - b1**count, 1 - b2**count
         if self.nesterov:
             mean_rate = rate * b1 / (1 - b1 ** (count + 1))

@@ -1,4 +1,4 @@
-"""Chooses leaves of a tree of parameters to quantise, and groups them in quantised arrays."""
+"""Chooses the parameters to quantise, and groups those that share quantised arrays."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from jax_grouped_gemm._src.optimizer.fused import Options, Weights, apply
 
 Path = tuple[Any, ...]
 Select = Callable[[Path, Any], bool]
-"""Called with the names of a leaf, from the root of the tree on, and the leaf."""
+"""Returns whether to quantise a leaf, given its names from the root of the tree on, and itself."""
 
 GATE, UP, DOWN = "wi_0", "wi_1", "wo"
 
 
 def experts(path: Path, leaf: Any) -> bool:
-    """Whether a leaf has the name and the rank of an expert MLP's matrices in this package."""
+    """Returns whether a leaf has a name (wi_0, wi_1, wo) and the rank of experts' weights."""
     return bool(path) and path[-1] in (GATE, UP, DOWN) and leaf.ndim >= 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One leaf of the parameters in a quantised array.
+    """A leaf of the parameters, and its place in a quantised array that leaves may share.
 
     Attributes:
-      leaf: its index among all leaves.
-      part, parts: index among the matrices that are joined, and their number.
+      leaf: index of the leaf among all leaves.
+      part, parts: index of the leaf among those that share the array, and their number.
     """
 
     leaf: int
@@ -49,7 +49,7 @@ class Group:
 
     Attributes:
       path: the place of the result in the tree of all quantised weights.
-      members: the leaves of each array, one after the other.
+      members: for each quantised array, its leaves in order.
     """
 
     path: Path
@@ -58,15 +58,15 @@ class Group:
     def quantized(
         self, leaves: Sequence[Any], recipe: Recipe, implementation: Implementation
     ) -> Any:
-        """The quantised weights of float32 `leaves`."""
+        """Returns the quantised weights of this group's leaves among float32 `leaves`."""
         options = Options(recipe.power_of_two_scales, implementation)
         forms = []
         for members in self.members:
             of_matrix = _no_forms(leaves[members[0].leaf], len(members), recipe)
             for member in members:
                 leaf = leaves[member.leaf]
-                # The sum changes no number, not even the sign of a zero. A step keeps leaves
-                # of any rank split as they are.
+                # Quantise with a step that adds -0, because a step keeps the sharding of leaves
+                # of any rank. Adding -0 changes no number, not even the sign of a zero.
                 nothing = jnp.full_like(leaf, -0.0, jnp.bfloat16)
                 old = Weights(leaf, of_matrix)
                 at = options._replace(part=member.part, parts=member.parts)
@@ -76,22 +76,22 @@ class Group:
 
 
 def as_forms(quantized: Any) -> list[tuple[Any, ...]]:
-    """The forms of each matrix of a group: values, scales, transposed values and their scales.
+    """Returns the forms of each array of a group: values, scales, transposed values, their scales.
 
-    This function and `as_container` alone know what containers of quantised weights look like.
+    Only this function and `as_container` depend on the types of quantised weights.
     """
     matrices = quantized if isinstance(quantized, QuantizedMlp) else [quantized]
     return [tuple(matrix) for matrix in matrices]
 
 
 def as_container(forms: Sequence[Sequence[Any]]) -> Any:
-    """The inverse of `as_forms`: of an MLP for two matrices."""
+    """Inverts `as_forms`: returns a `QuantizedMlp` of two arrays, a `QuantizedWeights` of one."""
     matrices = [QuantizedWeights(*each) for each in forms]
     return QuantizedMlp(*matrices) if len(matrices) > 1 else matrices[0]
 
 
 def _no_forms(leaf: Any, parts: int, recipe: Recipe) -> tuple[jax.Array, ...]:
-    """Zeros for the forms of so many matrices next to each other."""
+    """Returns zeros in the shapes of the forms of `parts` matrices that lie next to each other."""
     *leading, k, n = leaf.shape
     rows, blocks = -(-k // BLOCK), -(-n // BLOCK)
     columns, across = (n if parts == 1 else parts * blocks * BLOCK), parts * blocks
@@ -105,10 +105,10 @@ def _no_forms(leaf: Any, parts: int, recipe: Recipe) -> tuple[jax.Array, ...]:
 
 
 def groups_of(params: Any, select: Select) -> list[Group]:
-    """The groups of parameters that are quantised.
+    """Returns the groups of the parameters that `select` chooses.
 
     Raises:
-      TypeError: a chosen leaf is no stack of matrices of floating-point numbers.
+      TypeError: a chosen leaf is not [..., k, n], or is not float32, bfloat16 or float16.
     """
     chosen: dict[Path, int] = {}
     shapes: dict[Path, Any] = {}
@@ -136,7 +136,7 @@ def groups_of(params: Any, select: Select) -> list[Group]:
 
 
 def path_of(keys: Any) -> Path:
-    """The names of a leaf. An array in one of Flax's variables or boxes has that one's."""
+    """Returns the names of a leaf. An array in a Flax variable or box has the names of that box."""
     *node, last = keys or [None]
     if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
         keys = node
@@ -144,7 +144,7 @@ def path_of(keys: Any) -> Path:
 
 
 def nested(values: Mapping[Path, Any]) -> Any:
-    """Nested dictionaries of values by their paths; a value alone if its path is empty."""
+    """Returns nested dictionaries of values by path, or the value alone if its path is empty."""
     if () in values:
         return values[()]
     tree: dict[Any, Any] = {}
@@ -157,10 +157,10 @@ def nested(values: Mapping[Path, Any]) -> Any:
 
 
 def at(tree: Any, path: Path) -> Any:
-    """The value of `nested` at a path.
+    """Returns the value at `path` in a `tree` that `nested` returned.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the tree has no value there.
     """
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:
@@ -181,7 +181,7 @@ def _is_mlp(shapes: Mapping[Path, Any], gate: Path, up: Path, down: Path) -> boo
 
 
 def _name(key: Any) -> Any:
-    """The name of a key of a path in a tree."""
+    """Returns the name in a key of a `jax.tree_util` path."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return getattr(key, attribute)

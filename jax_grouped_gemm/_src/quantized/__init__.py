@@ -1,1 +1,1 @@
-"""Quantised weights: formats, packing, checkpoints, and how operations take them."""
+"""Quantised weights: formats, packing, checkpoints, and what operations need to take them."""

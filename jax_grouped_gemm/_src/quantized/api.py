@@ -35,17 +35,17 @@ def quantize(
     layout: Layout | None = None,
     dtype: DTypeLike | None = None,
 ) -> QuantizedArray:
-    """Quantises weights [..., k, n] to a `QuantizedArray`, which products take in their place.
+    """Quantises weights [..., k, n]. Products take the resulting `QuantizedArray` as weights.
 
         q = jgg.quantize(w, "mxfp4")
         y = jgg.ragged_dot(x, q, group_sizes)
 
-    Matrices are quantised one after the other, so temporary memory is for one matrix only. Call
-    `quantize` once, when weights are loaded, not inside a training or decoding step. Numbers are
-    rounded to the nearest, ties to even. A block, group or column with an infinity or NaN becomes
-    NaN.
+    Matrices are quantised one after the other, so only one matrix at a time needs temporary memory.
+    Call `quantize` once, when weights are loaded, not inside a training or decoding step. Numbers
+    are rounded to the nearest, ties to even. All elements that share a scale become NaN if one of
+    them is infinite or NaN.
 
-    | format | a weight is | one scale for | scale |
+    | format | a weight is | elements that share a scale | scale |
     |---|---|---|---|
     | "mxfp4" | e2m1 times 2^e | 32 along k | (exponent of the largest) - 2, as OCP defines it |
     | "int4" | (q - 8) s | `group_size` along k | bfloat16, the largest over 7 |
@@ -57,12 +57,12 @@ def quantize(
     | "fp8_row" | float8_e4m3fn times s | a row | float32 |
     | "fp8_tensor" | float8_e4m3fn times s | a matrix | float32 |
 
-    The last three formats are for products of two FP8 operands, see `ragged_dot`, and have only the
-    layout "rows".
+    The last three formats have only the layout "rows", for products of two FP8 operands (see
+    `ragged_dot`).
 
     Args:
       x: [..., k, n], floating.
-      format: its name, or a `Format`.
+      format: the name of a format, or a `Format`.
       group_size: elements along k that share a scale of "int4": 32, 64 or 128, by default 128.
       zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
         The range of a group goes from its smallest to its largest weight, and includes 0.
@@ -71,7 +71,7 @@ def quantize(
       dtype: float8_e4m3fn or float8_e5m2, for the values of FP8 formats in the layout "rows".
 
     Raises:
-      TypeError: `x` is no floating array of two dimensions at least.
+      TypeError: `x` is not floating, or has fewer than two dimensions.
       ValueError: `format` is not registered, or has no such option.
     """
     x = as_array("x", x)
@@ -91,17 +91,17 @@ def quantize(
 
 
 def dequantize(q: QuantizedArray, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
-    """The matrices [..., k, n] of a `QuantizedArray` as an array of `dtype`.
+    """Returns the matrices [..., k, n] of a `QuantizedArray` as an array of `dtype`.
 
     MXFP4 is exact in bfloat16 and float32, subnormals included. For int4 the product of code and
     scale is rounded once. For int8 and FP8 the product is rounded to float32 and then to `dtype`.
 
     Args:
-      q: a result of `quantize`, `from_codes` or `checkpoints`.
+      q: a result of `quantize`, `from_codes` or a reader in `checkpoints`.
       dtype: floating.
 
     Raises:
-      TypeError: `q` is no `QuantizedArray`, or `dtype` is not floating.
+      TypeError: `q` is not a `QuantizedArray`, or `dtype` is not floating.
     """
     return checked("q", q).dequantize(dtype)
 
@@ -114,7 +114,7 @@ def from_codes(
     zero_points: ArrayLike | None = None,
     group_size: int | None = None,
 ) -> QuantizedArray:
-    """Packs codes that are quantised already; `QuantizedArray.unpack` is the inverse.
+    """Packs weights that are quantised already; `QuantizedArray.unpack` is the inverse.
 
     Args:
       codes: [..., k, n], one code for each element: uint8 in 0..15 for "mxfp4" and "int4", int8 for
@@ -122,9 +122,9 @@ def from_codes(
       scales: [..., ceil(k / 32), n] uint8 exponents for "mxfp4", bfloat16
         [..., ceil(k / group_size), n] for "int4", float32 [..., n] for "int8" and "fp8", float32
         [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128".
-      format: its name, or a `Format`.
-      zero_points: of "int4", in the shape of its scales, integers in 0..15; None means 8.
-      group_size: of "int4", by default found from the shape of the scales.
+      format: the name of a format, or a `Format`.
+      zero_points: for "int4", integers in 0..15 in the shape of `scales`; None means 8.
+      group_size: for "int4"; by default it follows from the shape of `scales`.
 
     Raises:
       TypeError: an array has an unsuitable dtype or shape.
@@ -158,11 +158,11 @@ def of_stored(
     format: Format,
     leading: tuple[int, ...],
 ) -> QuantizedArray:
-    """Packs matrices one after the other, from any stored form.
+    """Packs matrices one after the other, from whatever arrays a checkpoint stores.
 
     Args:
-      read: returns the `Codes` of one matrix from its arrays. Must be a module's function, since
-        it is part of the key of a cache.
+      read: returns the `Codes` of one matrix from its arrays. It must be a module-level function,
+        because `jax.jit` caches by it.
       stored: a pytree of arrays, which all begin with the dimensions `leading`.
       matrix: k and n.
       format: format of the codes.
@@ -195,7 +195,7 @@ def checked(name: str, q: Any) -> QuantizedArray:
 
 
 def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
-    """Raises a `TypeError` unless the codes of one matrix can be cast to those of the format."""
+    """Raises a `TypeError` unless the codes of one matrix can be cast to the format's dtypes."""
     for name, want in _codes_of(format, matrix)._asdict().items():
         x = getattr(codes, name)
         if want is None or x is None:
@@ -212,7 +212,7 @@ def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _codes_of(format: Format, matrix: Matrix) -> Codes:
-    """Returns shapes and dtypes of the codes of one matrix."""
+    """Returns shapes and dtypes of the `Codes` of one matrix."""
     functions = functions_of(format)
 
     def unpacked(x: jax.Array) -> Codes:

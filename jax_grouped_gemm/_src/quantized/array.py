@@ -1,4 +1,4 @@
-"""`QuantizedArray`: matrices in a `Format`, as one pytree."""
+"""`QuantizedArray`, the pytree of the arrays of matrices in a `Format`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from jax_grouped_gemm._src.quantized.format import (
 class QuantizedArray:
     """Matrices [..., k, n] in a quantised format: a pytree of their arrays.
 
-    `quantize` and `from_codes` make one, and `checkpoints` reads them from files. All arrays have
-    the same leading dimensions. Therefore `jax.lax.scan`, `jax.vmap`, slices of the experts and
-    `jax.shard_map` over these dimensions work as for an array of weights.
+    `quantize` and `from_codes` return `QuantizedArray`s, and `checkpoints` reads them from files.
+    All arrays have the same leading dimensions, so that `jax.lax.scan`, `jax.vmap`, slices of the
+    experts and `jax.shard_map` over these dimensions work as for an array of weights.
 
     Attributes:
       values: the elements as the format stores them.
@@ -43,14 +43,14 @@ class QuantizedArray:
       channel_scales: float32, scales of columns, or None.
       zero_points: uint8, the zero points of groups, or None.
       format: a `Format`, static.
-      matrix: k and n. If the arrays are slices along k or n, as in `jax.shard_map`, these are the
+      matrix: k and n. If the arrays are slices along k or n, as in `jax.shard_map`, k and n are the
         sizes of the slice.
 
     Args:
       values, scales, channel_scales, zero_points: the arrays.
       format: a `Format`, or the name of one.
-      matrix: k and n. By default the last two dimensions of `values`, if the format does not pack
-        them.
+      matrix: k and n. The default is the last two dimensions of `values`; formats that pack
+        `values` have no default.
 
     Raises:
       TypeError: an array that the format needs is missing or has another shape or dtype.
@@ -98,7 +98,7 @@ class QuantizedArray:
 
     @property
     def matrix(self) -> Matrix:
-        """k and n, of a slice if the arrays are slices."""
+        """k and n, or those of the slice if the arrays are slices."""
         shape = getattr(self.values, "shape", None)
         if shape is None or functions_of(self.format).quantize is None:
             return self._whole
@@ -111,7 +111,7 @@ class QuantizedArray:
                 unit = _unit(self.format, letter)
                 if sizes[letter] != unit * full:
                     raise TypeError(
-                        f"a slice of a QuantizedArray along {letter} must be one of multiples of "
+                        f"a slice of a QuantizedArray along {letter} needs sizes in multiples of "
                         f"{unit}, got values {shape} of matrices {self._whole} in {self.format}"
                     )
                 sizes[letter] = unit * have
@@ -148,31 +148,31 @@ class QuantizedArray:
         return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(self))
 
     def dequantize(self, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
-        """The matrices [..., k, n] as an array of `dtype`."""
+        """Returns the matrices [..., k, n] as an array of `dtype`."""
         dtype = canonical_dtype("dtype", dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype must be floating, got {dtype}")
         return self.dequantized(dtype)
 
     def dequantized(self, dtype: np.dtype, reason: str = "") -> jax.Array:
-        """Returns what `dequantize` returns, without checking `dtype`.
+        """Computes `dequantize` without checking `dtype`.
 
         Args:
           dtype: a floating-point dtype.
-          reason: for `explain`, why no kernel multiplies by the packed matrices.
+          reason: why no kernel multiplies by the packed matrices, for `explain`.
         """
         out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype, reason)
         return out.reshape(self.shape)
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
-        """Returns the arrays by name, without those that are None."""
+        """The arrays by name, without those that are None."""
         return {name: x for name, x in self._parts._asdict().items() if x is not None}
 
     def unpack(self) -> Codes:
-        """Returns the codes [..., k, n], scales and zero points, as `from_codes` takes them.
+        """Returns the codes [..., k, n], scales and zero points that `from_codes` takes.
 
-        This is exact, except for the codes of blocks whose scale is NaN.
+        The codes are exact, except in blocks whose scale is NaN.
 
         Raises:
           NotImplementedError: the format does not pack its values.
@@ -184,10 +184,9 @@ class QuantizedArray:
         return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
 
     def specs(self, spec: PartitionSpec) -> QuantizedArray:
-        """Returns the `PartitionSpec` of every array, for matrices [..., k, n] that are split as
-        `spec` says.
+        """Returns the `PartitionSpec` of every array, if `spec` splits the matrices [..., k, n].
 
-        For `jax.shard_map` and `jax.device_put`:
+        `jax.shard_map` and `jax.device_put` take the result:
 
             specs = q.specs(P("expert", None, "model"))
             q = jax.device_put(q, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
@@ -196,10 +195,10 @@ class QuantizedArray:
         groups or blocks. In the layout "packed" they must also be multiples of 64.
 
         Args:
-          spec: of [..., k, n].
+          spec: for the dimensions [..., k, n].
 
         Returns:
-          A `QuantizedArray` with specs in the place of the arrays.
+          A `QuantizedArray` with specs in place of its arrays.
         """
         rank = len(self.leading)
         entries = [*spec, *[None] * (rank + 2 - len(spec))]
@@ -218,13 +217,13 @@ class QuantizedArray:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain arrays by name, for checkpoints. "format" is a JSON text as uint8."""
+        """Returns plain arrays by name, for checkpoints. "format" is JSON text as uint8."""
         text = json.dumps(as_json(self.format, self._whole)).encode()
         return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 
     @classmethod
     def from_dict(cls, arrays: Any) -> QuantizedArray:
-        """The inverse of `to_dict`.
+        """Returns the `QuantizedArray` from which `to_dict` made `arrays`.
 
         Raises:
           ValueError: the format is not registered, or the arrays have another version of its
@@ -235,12 +234,12 @@ class QuantizedArray:
         return cls(**rest, format=format, matrix=matrix)
 
     def _flat(self) -> Parts:
-        """The arrays with all leading dimensions merged into one."""
+        """Returns the arrays with all leading dimensions merged into one."""
         rank, count = len(self.leading), math.prod(self.leading)
         return jax.tree.map(lambda x: jnp.reshape(x, (count, *x.shape[rank:])), self._parts)
 
     def _check(self) -> None:
-        """Raises a `TypeError` unless the arrays are those of the format."""
+        """Raises a `TypeError` unless the arrays have the shapes and dtypes of the format."""
         leading = self.leading
         if functions_of(self.format).quantize is None:
             return
@@ -270,7 +269,7 @@ class QuantizedArray:
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> QuantizedArray:
-        # No checks, because JAX also unflattens objects that are no arrays.
+        # Check nothing here, because JAX also unflattens trees whose leaves are not arrays.
         array = object.__new__(cls)
         array.format, array._whole = static
         array._parts = Parts(*leaves)
@@ -282,7 +281,7 @@ class QuantizedArray:
 
 @functools.lru_cache(maxsize=1024)
 def _parts_of(format: Format, matrix: Matrix) -> Parts:
-    """Shapes and dtypes of the arrays of one matrix."""
+    """Returns shapes and dtypes of the arrays of one matrix."""
     quantize = functions_of(format).quantize
     assert quantize is not None
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -293,12 +292,12 @@ def _parts_of(format: Format, matrix: Matrix) -> Parts:
 
 @functools.lru_cache(maxsize=1024)
 def dimensions(format: Format) -> Parts:
-    """The dimensions of each array of a matrix: "k", "n", or "" for neither."""
+    """Returns the dimensions of each array of a matrix: "k", "n", or "" for neither."""
     if functions_of(format).quantize is None:
         if format.values_rank != 2:
             raise NotImplementedError(
-                f"nobody knows how arrays of the format {format} may be divided along k and n: "
-                "register a function that quantises"
+                f"arrays of the format {format} cannot be split along k or n, because its "
+                "dimensions are unknown: register a `quantize` function for it"
             )
         return Parts(("k", "n"), ("k", "n"), ("n",), ("k", "n"))
     small, tall, wide = (
@@ -326,7 +325,7 @@ def _unit(format: Format, letter: str) -> int:
 
 
 def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
-    """Raises a `ValueError` unless matrices may be divided into so many slices along k and n."""
+    """Raises a `ValueError` unless k and n of the matrices can be split over `devices` slices."""
     if functions_of(q.format).quantize is None:
         return
     sizes = [size // count for size, count in zip(q.matrix, devices, strict=True)]
@@ -346,7 +345,7 @@ def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
             )
 
 
-# Exported programs take and return arrays; files contain the name and the aux data.
+# Serialised programs store this name and the auxiliary data of a `QuantizedArray`, but no arrays.
 export.register_pytree_node_serialization(
     QuantizedArray,
     serialized_name="jax_grouped_gemm.QuantizedArray",

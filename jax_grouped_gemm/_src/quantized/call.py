@@ -1,8 +1,8 @@
 """Custom calls of the kernels that read packed matrices.
 
-The kernels read the arrays of a packed format as `pack.py` lays them out, each with one leading
-dimension, the matrices: `values`, and `scales`, `channel_scales` and `zero_points` if the format
-has them.
+The kernels read the arrays of a packed format in the layout of `pack.py`: `values`, and `scales`,
+`channel_scales` and `zero_points` if the format has them. Each array has one leading dimension, the
+index of the matrix.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ UNPACK = "jax_grouped_gemm.unpack_matrices.v1"
 
 FORMATS = ("mxfp4", "int4", "int8")
 
-# The streaming kernel: a tile's rows and columns of the matrices, and thread blocks of a
-# multiprocessor.
+# The streaming kernel: rows and columns of a tile, and thread blocks on a multiprocessor.
 STREAMED_ROWS = 16
 STREAMED_COLUMNS = 128
 STREAMED_BLOCKS = 2
 
-# The kernel that decodes: a tile's rows, and thread blocks of a multiprocessor for few of them.
+# The decoding kernel: rows of its two tiles, and thread blocks on a multiprocessor with the smaller
+# tile.
 FEW_ROWS = 32
 FEW_ROWS_BLOCKS = 2
 MANY_ROWS = 128
@@ -43,13 +43,13 @@ Arrays = Mapping[str, jax.Array]
 
 
 def streamed_workspace_bytes(multiprocessors: int) -> int:
-    """Returns bytes of the partial sums of all thread blocks of the streaming kernel."""
+    """Returns the size of the partial sums of all thread blocks of the streaming kernel."""
     block = STREAMED_ROWS * STREAMED_COLUMNS * np.dtype(np.float32).itemsize + 4
     return STREAMED_BLOCKS * multiprocessors * block
 
 
 def unpack(arrays: Arrays, format: str, group_size: int | None, matrix: tuple[int, int]) -> Any:
-    """Returns the matrices [g, k, n] in bfloat16."""
+    """Returns packed matrices as bfloat16 [g, k, n]."""
     optional = {name: x for name, x in arrays.items() if name != "values"}
     values = arrays["values"]
     result = jax.ShapeDtypeStruct((values.shape[0], *matrix), jnp.bfloat16)
@@ -73,19 +73,19 @@ def dot(
     activation: Mapping[str, Any] | None = None,
     zeroes_unowned: bool = True,
 ) -> jax.Array:
-    """Multiplies rows by packed matrices, with the epilogue of an expert MLP.
+    """Multiplies rows by packed matrices, with the epilogue of an expert MLP if it is asked for.
 
     Args:
-      plan: of the product.
+      plan: the plan of the product.
       x: bfloat16 [tokens, k].
       gate: arrays of the matrices, or of the gate's matrices.
       indices: group_sizes [groups] and group_offset [1], int32.
-      optional: "rows" int32 [rows], "b0", "b1", "bo" [g, n], "weights" float32 [rows]; None where
-        one is not there.
-      up: arrays of the matrices of up.
-      activation: of gate and up, as attributes of the custom call; without it, the result is the
-        product and `weights` times `bo`.
-      zeroes_unowned: whether rows that no local group owns are zero, or undefined.
+      optional: "rows" int32 [rows], "b0", "b1", "bo" [g, n], "weights" float32 [rows]; absent or
+        None if not needed.
+      up: arrays of up's matrices.
+      activation: attributes of the custom call for the activation of gate and up; without it, the
+        result is the product plus `weights` times `bo`.
+      zeroes_unowned: whether rows that no local group owns are zero (True) or undefined.
 
     Returns:
       bfloat16 [rows, columns].

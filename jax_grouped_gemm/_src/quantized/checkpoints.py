@@ -1,7 +1,7 @@
-"""Readers of published checkpoints: they return `QuantizedArray`s with unchanged codes.
+"""Reads published checkpoints into `QuantizedArray`s, without changing the codes.
 
-Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. A
-matrix may have any leading dimensions: stack the experts first.
+Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. They may
+have any leading dimensions; for a layer of experts, stack the experts' tensors first.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq", "qwix
 
 
 class Layer(NamedTuple):
-    """A mixture-of-experts layer of a checkpoint, as `moe.dropless_mlp` takes its weights."""
+    """The weights of a mixture-of-experts layer, in the shapes that `moe.dropless_mlp` takes."""
 
     wi_0: QuantizedArray  # [E, D, F], the gate
     wi_1: QuantizedArray  # [E, D, F], up
     wo: QuantizedArray  # [E, F, D]
-    biases: tuple[jax.Array, jax.Array, jax.Array]  # of the three: [E, F], [E, F] and [E, D]
+    biases: tuple[jax.Array, jax.Array, jax.Array]  # of wi_0, wi_1, wo: [E, F], [E, F], [E, D]
     gate: jax.Array  # the router [D, E]
     gate_bias: jax.Array  # [E]
 
 
-# A field of the layer by its name in both kinds of files.
+# The tensor of each field, in Hugging Face's files and in OpenAI's.
 _HUGGING_FACE = dict(
     wi="experts.gate_up_proj_blocks",
     wi_scales="experts.gate_up_proj_scales",
@@ -59,7 +59,7 @@ _OPENAI = dict(
 
 
 def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
-    """The experts and the router of a layer of gpt-oss, in MXFP4 as they are published.
+    """Returns the experts and the router of a layer of gpt-oss, in the published MXFP4.
 
         layer = jgg.checkpoints.gpt_oss(tensors, 0)
         routing = moe.route(x @ layer.gate + layer.gate_bias, top_k=4)
@@ -67,7 +67,7 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
             x, routing, *layer[:3], biases=layer.biases, activation="swiglu_oai"
         )
 
-    Gate and up alternate in the files; the result has two arrays.
+    The columns of gate and up alternate in the files. The result has separate arrays.
 
     Args:
       tensors: tensors by name, from Hugging Face's files ("model.layers.0.mlp.experts.
@@ -138,7 +138,7 @@ def gptq(
     *,
     version: int = 1,
 ) -> QuantizedArray:
-    """Weights [..., k, n] of a GPTQ checkpoint of 4 bits, as "int4".
+    """Returns the weights [..., k, n] of a 4-bit GPTQ checkpoint, as "int4".
 
     Args:
       qweight: int32 [..., k / 8, n]; each word has eight codes along k, the lowest bits first.
@@ -163,9 +163,9 @@ def gptq(
         given = np.asarray(g_idx)
         if given.shape[-1:] != (k,) or (given != expected).any():
             raise ValueError(
-                "gptq: g_idx is not k // group_size. With act-order (desc_act) the rows of every "
-                "expert are permuted in an order of its own, which one product of all experts "
-                "cannot read: quantise without act-order, or dequantise the checkpoint"
+                "gptq: g_idx is not k // group_size. Act-order (desc_act) permutes the rows of "
+                "each expert differently, so no single product can read all experts: quantise "
+                "without act-order, or dequantise the checkpoint"
             )
     if zeros is not None:
         _check_shape("qzeros", zeros, (*scales.shape[:-1], -(-n // 8)))
@@ -174,7 +174,7 @@ def gptq(
 
 
 def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedArray:
-    """Weights [..., k, n] of an AWQ checkpoint of 4 bits, as "int4" with zero points.
+    """Returns the weights [..., k, n] of a 4-bit AWQ checkpoint, as "int4" with zero points.
 
     Args:
       qweight: int32 [..., k, n / 8]; each word has eight columns in the order 0, 2, 4, 6, 1, 3, 5,
@@ -198,12 +198,12 @@ def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedAr
 def compressed_tensors(
     tensors: Mapping[str, ArrayLike], format: str = "pack-quantized"
 ) -> QuantizedArray:
-    """Weights [..., k, n] of a compressed-tensors checkpoint.
+    """Returns the weights [..., k, n] of a compressed-tensors checkpoint.
 
     Args:
       tensors: the tensors of one module by name, stacked over experts:
 
-        | `format` | tensors | here |
+        | `format` | tensors | format of the result |
         |---|---|---|
         | "pack-quantized" | `weight_packed` int32 [..., n, k / 8], `weight_scale` [..., n, groups], perhaps `weight_zero_point` int32 [..., n / 8, groups] | "int4" |
         | "int-quantized" | `weight` int8 [..., n, k], `weight_scale` [..., n, 1] | "int8" |
@@ -232,8 +232,8 @@ def compressed_tensors(
         _check_dtype("weight", values, np.int8 if is_int else jnp.float8_e4m3fn)
         if scales.shape != (*values.shape[:-1], 1):
             raise TypeError(
-                f"weight_scale must be [..., n, 1], a scale a channel, got {scales.shape} for a "
-                f"weight of {values.shape}"
+                f"weight_scale must be [..., n, 1], one scale for each channel, got {scales.shape} "
+                f"for a weight of {values.shape}"
             )
         found = named("int8" if is_int else "fp8")
         *leading, n, k = values.shape
@@ -254,8 +254,8 @@ def compressed_tensors(
         given = np.asarray(tensors["weight_g_idx"])
         if (given >= 0).any() and (given != np.arange(k) // size).any():
             raise ValueError(
-                "compressed_tensors: weight_g_idx is that of act-order, whose rows are permuted in "
-                "every expert: quantise without it"
+                "compressed_tensors: weight_g_idx is not k // group_size, because act-order "
+                "permutes the rows of each expert: quantise without act-order"
             )
     zeros = None
     if "weight_zero_point" in tensors:
@@ -266,11 +266,14 @@ def compressed_tensors(
 
 
 def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
-    """Weights [..., k, n] of an FP8 checkpoint such as DeepSeek-V3's, as "fp8_128x128".
+    """Returns the weights [..., k, n] of an FP8 checkpoint such as DeepSeek-V3's.
+
+    Their format is "fp8_128x128".
 
     Args:
       weight: float8_e4m3fn [..., n, k].
-      weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)], the factors of the values.
+      weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)]. A weight is its value times the
+        element for its block.
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.
@@ -284,7 +287,7 @@ def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
     )
 
 
-# Codes of one matrix from its tensors.
+# These functions return the codes of one matrix from its tensors.
 
 
 def _of_bytes(stored: Any) -> Codes:
@@ -303,7 +306,7 @@ def _of_blocks(stored: Any) -> Codes:
 
 
 def _of_gptq(stored: Any) -> Codes:
-    """Files hold zero points less one: in four bits 0 - 1 is 15."""
+    """Returns codes with zero points + 1, modulo 16; files store each zero point minus 1."""
     codes = _of_gptq_v2(stored)
     zeros = codes.zero_points
     return codes._replace(zero_points=None if zeros is None else (zeros + 1) & 15)
@@ -350,7 +353,7 @@ def _words(name: str, x: ArrayLike) -> jax.Array:
 
 
 def _words_along(words: jax.Array, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Any:
-    """Eight codes of each word along an axis; nibble j is the one of index `order[j]`."""
+    """Unpacks eight codes of each word along `axis`. Nibble j of a word is its code `order[j]`."""
     unsigned = lax.bitcast_convert_type(words, jnp.uint32)
     places = [order.index(i) for i in range(8)]
     codes = [(unsigned >> 4 * place & 15).astype(jnp.uint8) for place in places]
@@ -360,16 +363,16 @@ def _words_along(words: jax.Array, axis: int, order: tuple[int, ...] = tuple(ran
 
 
 def _nibbles(packed: jax.Array) -> jax.Array:
-    """Bytes [..., k / 2] to codes [..., k], the low nibble first."""
+    """Returns the codes [..., k] of bytes [..., k / 2], the low nibble first."""
     both = jnp.stack([packed & 15, packed >> 4], axis=-1)
     return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def _group_size(function: str, scales: jax.Array, shape: tuple[int, ...]) -> int:
-    """Rows of matrices of that shape that share a scale of `scales` [..., groups, n].
+    """Returns how many rows of matrices of `shape` share an element of `scales` [..., groups, n].
 
     Raises:
-      TypeError: there is no such number, or no format has it.
+      TypeError: the number is not 32, 64 or 128.
     """
     *leading, k, n = shape
     for size in (32, 64, 128):

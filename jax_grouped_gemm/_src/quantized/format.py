@@ -1,7 +1,7 @@
 """`Format`, which describes the elements of a quantised array, and the registry of all formats.
 
-`register` adds a format: its arrays, and functions that decode and encode one matrix. Operations
-look up the functions of an operand's format in the registry; no operation knows a format by name.
+`register` adds a format and the functions that decode and encode one matrix. Operations look up
+the functions of an operand's format in the registry; no operation knows a format by name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ScaleLayout:
     """The elements of a matrix [k, n] that share a scale.
 
     Attributes:
-      block: numbers of elements along k and along n; None for all.
-      dtype: dtype of the scales; uint8 holds exponents, e8m0.
+      block: numbers of elements along k and along n; None means all.
+      dtype: dtype of the scales; uint8 means exponents (e8m0).
     """
 
     block: tuple[int | None, int | None]
@@ -39,7 +39,7 @@ class Format:
 
     Attributes:
       name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
-        one that was registered.
+        the name of a format that a program registered.
       values: dtype of `QuantizedArray.values`; uint8 where elements share a byte or are packed.
       bits: bits of one element, without its scale.
       scales: the elements that share a scale; None if only columns have scales.
@@ -48,7 +48,7 @@ class Format:
       layout: "packed" for products of bf16 activations and quantised weights; "rows" for products
         of two FP8 operands.
       values_rank: number of dimensions of `values` for one matrix.
-      version: version of the layout. Arrays of another version are refused.
+      version: version of the layout. Arrays that were saved in another version are refused.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Format:
 
     @property
     def group_size(self) -> int | None:
-        """Elements along k that share a scale, None if whole columns do."""
+        """Number of elements along k that share a scale, None if whole columns do."""
         return None if self.scales is None else self.scales.block[0]
 
     def __str__(self) -> str:
@@ -102,19 +102,19 @@ class Codes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-    """A format and its functions, each of one matrix.
+    """A format and its functions, each of which takes one matrix.
 
     Attributes:
       format: the format, with the default group size.
-      dequantize: called as `dequantize(parts, format, matrix, dtype)`, gives [k, n] of `dtype`.
-      quantize: called as `quantize(x, format)` with float32 [k, n], gives `Parts`.
-      pack: called as `pack(codes, format)` with `Codes`, gives `Parts`.
-      unpack: called as `unpack(parts, format, matrix)`, gives `Codes`.
+      dequantize: `dequantize(parts, format, matrix, dtype)` returns [k, n] of `dtype`.
+      quantize: `quantize(x, format)` returns the `Parts` of a float32 [k, n].
+      pack: `pack(codes, format)` returns the `Parts` of `Codes`.
+      unpack: `unpack(parts, format, matrix)` returns the `Codes` of `Parts`.
       group_sizes: possible values of `group_size`.
-      may_have_zero_points: whether `zero_points` may be asked for.
-      dtypes: possible dtypes of values besides that of the format.
-      products: operations whose rows and weights are both quantised, by the public function's name,
-        each called with that function's arguments. Weights of this format decide.
+      may_have_zero_points: whether the format has the option `zero_points`.
+      dtypes: other dtypes that values may have, in addition to the format's.
+      products: functions that multiply quantised rows by weights of this format, by the name of the
+        public function, whose arguments they take.
     """
 
     format: Format
@@ -132,7 +132,7 @@ _REGISTRY: dict[tuple[str, Layout], Registered] = {}
 
 
 def register(format: Format, **functions: Any) -> Format:
-    """Adds a format, or replaces the one of that name and layout; returns it.
+    """Registers and returns a format. It replaces any format with the same name and layout.
 
     Args:
       format: the format.
@@ -143,7 +143,7 @@ def register(format: Format, **functions: Any) -> Format:
 
 
 def registered(name: str, layout: Layout) -> Registered:
-    """Returns a registered format and its functions."""
+    """Returns a registered format and its functions; raises `ValueError` if there is none."""
     found = _REGISTRY.get((name, layout))
     if found is None:
         raise ValueError(f"no format {name!r} of layout {layout!r} is registered: {_known()}")
@@ -163,7 +163,7 @@ def named(
     zero_points: bool | None = None,
     dtype: np.dtype | None = None,
 ) -> Format:
-    """Returns the format of that name with the given options.
+    """Returns the format `format`, changed by the given options.
 
     Raises:
       TypeError: `format` is neither a name nor a `Format`.
@@ -209,7 +209,11 @@ def named(
 
 
 def with_values(name: str, dtype: np.dtype) -> Format:
-    """Returns the format of that name in the layout with values of `dtype`; errors as `named`."""
+    """Returns the format `name` in the layout that allows values of `dtype`.
+
+    Raises:
+      ValueError: as for `named`.
+    """
     for layout in get_args(Layout):
         found = _REGISTRY.get((name, layout))
         if found and dtype in (found.format.values, *found.dtypes):
@@ -222,7 +226,7 @@ def _known() -> str:
 
 
 def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
-    """Returns the static part of an array in terms that JSON has."""
+    """Returns the static part of a `QuantizedArray` as a dictionary that JSON can store."""
     return dict(
         format=format.name,
         layout=format.layout,
@@ -236,7 +240,7 @@ def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
 
 
 def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
-    """The inverse of `as_json`.
+    """Returns the format and the matrix from which `as_json` made a dictionary.
 
     Raises:
       ValueError: the format is not registered, or the array has another version of its layout.

@@ -1,17 +1,19 @@
 """The packed layout: matrices [k, n] as records of 64 columns and 64 rows, in the order of threads.
 
-A record holds 64 x 64 weights in the order of the 128 threads of a warp group. A step is 16 rows of
-k. Thread 32 w + l, with r = l // 4 and t = l % 4, has the columns 16 w + r and 16 w + r + 8, and of
-each step the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: its registers of the first operand of an
-`mma.sync.m16n8k16`, and of a quarter of a WGMMA. A thread has eight codes a step, in four pairs:
-pair j has the column 16 w + r + 8 (j % 2), and the elements 2 t + 8 (j // 2) and the next one, in
-the low and in the high half of a register.
+A record holds 64 x 64 weights in the order of the 128 threads of a warpgroup. Here, a step is 16
+elements of k. Thread 32 w + l, with r = l // 4 and t = l % 4, has the columns 16 w + r and
+16 w + r + 8. In each step it has the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of both columns.
+These are the elements that `mma.sync.m16n8k16` and WGMMA expect in the thread's registers of their
+first operand. A thread has eight codes in each step, as four pairs. Pair j has the column
+16 w + r + 8 (j % 2), and its elements 2 t + 8 (j // 2) and the next one are the low and the high
+half of a register.
 
-With 4 bits a step is one word, and the four words of a thread are contiguous. With 8 bits a step is
-two words, of pairs 0 and 1 and of pairs 2 and 3. The first half of a record holds steps 0 and 1,
-the second half steps 2 and 3, so that loads of 16 bytes a thread have no bank conflicts in either.
+Codes of 4 bits fill one word in each step, and the four words of a thread are contiguous. Codes of
+8 bits fill two words in each step, one for pairs 0 and 1 and one for pairs 2 and 3. The first half
+of such a record holds steps 0 and 1 and the second half steps 2 and 3, so that loads of 16 bytes
+for each thread have no bank conflicts.
 
-Padding, up to multiples of 64, has codes that decode to zero.
+Matrices are padded to multiples of 64 with codes that decode to zero.
 """
 
 from __future__ import annotations
@@ -25,19 +27,23 @@ from jax_grouped_gemm._src.arrays import cdiv, round_up
 SIDE = 64
 """Columns and rows of a record."""
 
-# Bits of a half word for the sign, and for the lowest of the other three bits, of pair j in MXFP4.
-# Three masks and shifts then move each pair to a bfloat16's sign, exponent and mantissa.
+# In MXFP4 the bits of four codes interleave in each half of a word. For pair j, these are the
+# places of the sign and of the lowest of the other three bits. Kernels then need only three masks
+# and shifts to move each pair to the sign, exponent and mantissa of a bfloat16.
 _E2M1_SIGN = (15, 12, 14, 13)
 _E2M1_REST = (6, 3, 0, 9)
 
-# The dimensions of a matrix: record, step, half of the step, t, low or high; record, warp, half of
-# its columns, r.
+# The dimensions of a record, see above: step, half of the step, t, low or high along k; and warp w,
+# half of its columns, r along n.
 _SPLIT_K = (4, 2, 4, 2)
 _SPLIT_N = (4, 2, 8)
 
 
 def _to_threads(codes: jax.Array, fill: int) -> jax.Array:
-    """uint8 [k, n] -> [N/64, K/64, w, r, t, step, half of k, half of columns, low or high]."""
+    """Returns uint8 [k, n], padded to [K, N] with `fill`, in the order of threads.
+
+    The result is [N/64, K/64, w, r, t, step, half of step, half of columns, low or high].
+    """
     k, n = codes.shape
     padded = jnp.pad(
         codes, ((0, round_up(k, SIDE) - k), (0, round_up(n, SIDE) - n)), constant_values=fill
@@ -59,18 +65,18 @@ def _record_shape(matrix: tuple[int, int]) -> tuple[int, int]:
 
 
 def _bit_places(fp4: bool) -> list[list[tuple[int, int, int]]]:
-    """Returns the fields of a code for each pair: lowest bit, mask, and place in a half word."""
+    """Returns for each pair the fields of its codes: lowest bit, mask, and place in a half word."""
     if not fp4:
         return [[(0, 0xF, 4 * j)] for j in range(4)]
     return [[(3, 1, _E2M1_SIGN[j]), (0, 7, _E2M1_REST[j])] for j in range(4)]
 
 
 def pack4(codes: jax.Array, *, fp4: bool, fill: int = 0) -> jax.Array:
-    """Codes uint8 [k, n] in 0..15 -> uint8 [N/64, K/64, 2048].
+    """Packs codes of 4 bits into records, uint8 [N/64, K/64, 2048].
 
     Args:
-      codes: one a byte.
-      fp4: whether bits are interleaved as MXFP4's are, or nibbles lie in order.
+      codes: uint8 [k, n] in 0..15.
+      fp4: whether to interleave bits as MXFP4 does; otherwise nibbles lie in order.
       fill: the code of padding.
     """
     x = _to_threads(codes, fill).astype(jnp.uint16)
@@ -83,7 +89,7 @@ def pack4(codes: jax.Array, *, fp4: bool, fill: int = 0) -> jax.Array:
 
 
 def unpack4(values: jax.Array, matrix: tuple[int, int], *, fp4: bool) -> jax.Array:
-    """The inverse of `pack4`."""
+    """Returns the codes that `pack4` packed."""
     each = values.reshape(*_record_shape(matrix), 4, 8, 4, 4, 2, 2).astype(jnp.uint16)
     half = each[..., 0] | each[..., 1] << 8
     pairs = []
@@ -97,30 +103,30 @@ def unpack4(values: jax.Array, matrix: tuple[int, int], *, fp4: bool) -> jax.Arr
 
 
 def pack8(codes: jax.Array) -> jax.Array:
-    """uint8 [k, n] -> uint8 [N/64, K/64, 4096]."""
+    """Packs uint8 [k, n] into records, uint8 [N/64, K/64, 4096]."""
     x = _to_threads(codes, 0)
     x = x.reshape(*x.shape[:5], 2, 2, *x.shape[6:])  # half of the record, step in it
-    # Bytes 0 and 2 of a word are one pair, 1 and 3 the other.
+    # Bytes 0 and 2 of a word are one pair, bytes 1 and 3 the other pair.
     x = x.transpose(0, 1, 5, 2, 3, 4, 6, 7, 9, 8)
     return x.reshape(*x.shape[:2], 4096)
 
 
 def unpack8(values: jax.Array, matrix: tuple[int, int]) -> jax.Array:
-    """The inverse of `pack8`."""
+    """Returns the codes that `pack8` packed."""
     x = values.reshape(*_record_shape(matrix), 2, 4, 8, 4, 2, 2, 2, 2)
     x = x.transpose(0, 1, 3, 4, 5, 2, 6, 7, 9, 8)
     return _of_threads(x.reshape(*x.shape[:5], 4, *x.shape[7:]), matrix)
 
 
 def pack_groups(scales: jax.Array, *, record: int = 1) -> jax.Array:
-    """Numbers of groups along k [groups, n] -> [N/64, ceil(groups / record), 64 record].
+    """Packs scales or zero points [groups, n] as [N/64, ceil(groups / record), 64 record].
 
-    Slot 8 w + r of a record has the numbers of the columns 16 w + r and 16 w + r + 8 of its first
-    group, and then of the next groups. Padding is zero.
+    Element 8 w + r of a record has the numbers for the columns 16 w + r and 16 w + r + 8 of its
+    first group, then those of its next groups. Padding is zero.
 
     Args:
-      scales: a number a group and column.
-      record: groups of a record.
+      scales: one number for each group along k and each column.
+      record: number of groups in a record.
     """
     groups, n = scales.shape
     padded = jnp.pad(scales, ((0, round_up(groups, record) - groups), (0, round_up(n, SIDE) - n)))
@@ -130,7 +136,7 @@ def pack_groups(scales: jax.Array, *, record: int = 1) -> jax.Array:
 
 
 def unpack_groups(packed: jax.Array, shape: tuple[int, int], *, record: int = 1) -> jax.Array:
-    """The inverse of `pack_groups`; `shape` is [groups, n]."""
+    """Returns the numbers, of `shape` [groups, n], that `pack_groups` packed."""
     groups, n = shape
     split = packed.reshape(*packed.shape[:2], 4, 8, record, 2).transpose(1, 4, 0, 2, 5, 3)
     whole = split.reshape(packed.shape[1] * record, packed.shape[0] * SIDE)
@@ -138,11 +144,11 @@ def unpack_groups(packed: jax.Array, shape: tuple[int, int], *, record: int = 1)
 
 
 def pad_columns(x: jax.Array, fill: float) -> jax.Array:
-    """[n] -> [N], n rounded up to 64."""
+    """Pads [n] with `fill` to a multiple of 64."""
     n = x.shape[0]
     return jnp.pad(x, (0, round_up(n, SIDE) - n), constant_values=fill)
 
 
 def bits_of(x: jax.Array) -> jax.Array:
-    """Returns an array of one byte an element as uint8."""
+    """Returns an array of one-byte elements as uint8."""
     return lax.bitcast_convert_type(x, jnp.uint8)

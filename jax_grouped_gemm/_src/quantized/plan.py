@@ -1,4 +1,4 @@
-"""Plans products by quantised weights: a kernel reads them packed, or each call dequantises."""
+"""Plans products with quantised weights: a kernel reads them packed, or each call dequantises."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class PackedProblem:
       lhs, out: dtypes of the rows and of the result.
       format: format of the matrices.
       shape: g, k and n.
-      packed_bytes: bytes of all matrices.
+      packed_bytes: size of all matrices in bytes.
       names: names of the arrays of the format.
-      rows: m.
-      groups: G.
+      rows: number of rows, m.
+      groups: number of global groups, G.
       products: 2 for gate and up of equal shapes, 1 otherwise.
     """
 
@@ -64,7 +64,7 @@ class PackedProblem:
 
     @classmethod
     def of(cls, lhs: str, rhs: Any, out: str, *sizes: Any) -> PackedProblem:
-        """The problem of a `QuantizedArray` [g, k, n]; `sizes` are rows, groups and products."""
+        """Returns the problem for a `QuantizedArray` [g, k, n] and rows, groups and products."""
         return cls(lhs, out, rhs.format, rhs.shape, rhs.nbytes, tuple(rhs.arrays), *sizes)
 
     @property
@@ -73,7 +73,7 @@ class PackedProblem:
         return self.lhs, packed_format(self.format), self.out
 
     def predict(self, target: Target) -> Prediction:
-        """Predicts a product with the most matrices that rows can visit."""
+        """Predicts the time if rows belong to as many different groups as possible."""
         count, k, n = self.shape
         visited = min(count, self.rows)
         moved = self.products * self.packed_bytes * visited / count + 2 * self.rows * (k + n)
@@ -96,9 +96,9 @@ class PackedKernel(TiledKernel):
     """A kernel that reads packed matrices.
 
     Attributes:
-      most_rows: mean rows of a group up to which it is faster than the next kernel, or the last
-        kernel than dequantising once (docs/notes/packed.md).
-      unless: whether the next kernel is faster for a problem anyway.
+      most_rows: mean number of rows of a group up to which this kernel is faster than the next
+        one in the table, or than dequantising if it is the last one (docs/notes/packed.md).
+      unless: returns whether the next kernel is faster for a problem in spite of `most_rows`.
     """
 
     lhs: Formats = ("bfloat16",)
@@ -114,11 +114,11 @@ _FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
-    """Whether kernels that decode are faster for groups that could be streamed.
+    """Returns whether a decoding kernel is faster, for groups of rows few enough to be streamed.
 
-    Their tiles are not cut along k, so that some multiprocessors idle during the last tiles, for
-    longer if k is longer. If streamed tiles are short, changing them takes longer than that.
-    Measured for layers only.
+    Decoding kernels do not cut tiles along k, so some multiprocessors idle during the last tiles,
+    and the longer k is, the longer they idle. If k is short, the streaming kernel loses more time
+    by switching tiles. This choice was measured for whole layers only.
     """
     count, k, n = problem.shape
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
@@ -140,7 +140,7 @@ _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
     refuses=lambda x: f"k={x.shape[1]} must be a multiple of 8" * (x.shape[1] % 8 > 0),
-    in_order=always,  # in tiles of any height alike
+    in_order=always,  # tiles of all heights sum in the same order
 )
 _decoding_many = functools.partial(
     _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1)
@@ -156,14 +156,14 @@ PACKED_KERNELS = (
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
     _decoding_many(rhs=("int4", "int8"), most_rows=512),
 )
-"""The table of kernels for packed matrices. If no row pays, matrices are dequantised."""
+"""The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
 
 
 def packed_kernel(problem: PackedProblem, implementation: Any) -> PackedKernel | None:
-    """Returns the kernel that multiplies packed matrices, None if dequantising is faster.
+    """Returns the kernel that multiplies packed matrices, None to dequantise them first.
 
     The choice follows from shapes alone, because a program is traced before its device is known.
-    Batch invariance takes a kernel wherever one can run, whatever the number of rows.
+    With batch invariance, a kernel is chosen whenever one can run, for any number of rows.
     """
     found = able(refusals(PACKED_KERNELS, problem, implementation))
     paying = (
@@ -180,8 +180,8 @@ def dequantized_reason(
     """Returns why weights are dequantised first, empty if a kernel reads them packed.
 
     Args:
-      products: each product.
-      operands: all operands, a pytree.
+      products: the products of the operation.
+      operands: a pytree of all operands.
       precision, implementation: parameters of the primitive.
     """
     if implementation == "xla":
@@ -206,7 +206,7 @@ def dequantized_reason(
 
 
 def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
-    """Returns the plan of a product that a kernel computes."""
+    """Returns the plan of a product for which `packed_kernel` returns a kernel."""
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
     streams = kernel.schedule == "streamed"
@@ -233,8 +233,8 @@ class DequantizeProblem:
       format: format of the weights.
       matrix: k and n of each matrix.
       count: number of matrices.
-      dtype: dtype in which they are multiplied.
-      packed_bytes: bytes of the stored weights.
+      dtype: dtype of the dequantised weights.
+      packed_bytes: size of the stored weights in bytes.
       names: names of the stored arrays.
     """
 
@@ -254,7 +254,7 @@ class DequantizeProblem:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the dequantised weights."""
+        """Size of the dequantised weights in bytes."""
         return self.count * math.prod(self.matrix) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -270,7 +270,7 @@ class DequantizeProblem:
 def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> Plan[DequantizeProblem]:
-    """Returns the plan of one call of the primitive."""
+    """Returns the plan of `DEQUANTIZE` for these operands and parameters."""
     packed_bytes = sum(x.size * x.dtype.itemsize for x in operands)
     matrices = params["format"], params["matrix"], operands[0].shape[0], params["dtype"]
     problem = DequantizeProblem(*matrices, packed_bytes, params["names"])
@@ -284,7 +284,7 @@ def plan_dequantize(
 
 
 def packed_format(format: Format) -> str:
-    """Returns the name of a format, with its layout unless that is "packed", which kernels read."""
+    """Returns the name of a format, followed by its layout unless the layout is "packed"."""
     return format.name if format.layout == "packed" else f"{format.name} in {format.layout}"
 
 

@@ -1,4 +1,4 @@
-"""Dequantisation as an operation: `explain` lists it, and derivatives of weights are refused."""
+"""The primitive that dequantises. `explain` lists it, and differentiating weights raises."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jax_grouped_gemm._src.quantized.format import Format, Matrix, Parts, functi
 from jax_grouped_gemm._src.quantized.plan import DequantizeProblem
 
 FROZEN = (
-    "quantised weights are frozen; differentiate x or adapters, or take the derivative in what "
-    "dequantize() returns"
+    "quantised weights are frozen; differentiate x or adapters, or use the array that "
+    "dequantize() returns as the weights"
 )
 
 
@@ -36,7 +36,7 @@ def _(primals, tangents):
 def dequantize(
     parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype, reason: str = ""
 ) -> jax.Array:
-    """Parts [g, ...] -> [g, k, n] of `dtype`; `reason` is why no kernel multiplies them packed."""
+    """Returns [g, k, n] of `dtype` from parts [g, ...]. `reason` says why no kernel reads parts."""
     given = {name: x for name, x in parts._asdict().items() if x is not None}
     return DEQUANTIZE.bind(
         *given.values(),
@@ -74,7 +74,7 @@ def _dims(operands, results, **params) -> Dims:
 
 
 def _batched(operands, dims, **params):
-    """Makes the matrices of the whole batch one stack."""
+    """Dequantises the matrices of the whole batch as one stack."""
     every = stacked(operands, dims)
     size, count = every[0].shape[:2]
     out = DEQUANTIZE.bind(*(x.reshape(size * count, *x.shape[2:]) for x in every), **params)

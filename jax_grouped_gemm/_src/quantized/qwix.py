@@ -1,4 +1,4 @@
-"""The arrays of qwix, a library that quantises models of JAX, read by their fields."""
+"""Reads arrays of qwix, a library that quantises JAX models, without importing qwix."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _E2M1_FROM_1 = (0.5, 1, 1.5, 2, 3, 4, 6)
 
 
 def qwix(array: Any) -> QuantizedArray:
-    """Weights [..., k, n] as `qwix.quantize` returns them, codes unchanged.
+    """Returns weights [..., k, n] that `qwix.quantize` returned, without changing the codes.
 
         w = qwix.quantize(w, jnp.int4, channelwise_axes=(0, 2), tiled_axes={1: 128})
         y = jgg.ragged_dot(x, jgg.checkpoints.qwix(w), group_sizes)
 
-    | `qtype` | scales of | here |
+    | `qtype` | elements that share a scale | format of the result |
     |---|---|---|
     | "mxfp4" | 32 along k | "mxfp4" |
     | int4, perhaps with zero points | 32 or 64 along k, or a multiple of 128 | "int4", scales rounded to bfloat16 |
@@ -40,7 +40,7 @@ def qwix(array: Any) -> QuantizedArray:
 
     Raises:
       TypeError: a field is missing, or has an unsuitable dtype or shape.
-      ValueError: no format has such values, scales or zero points; or scales of "mxfp4" are no
+      ValueError: no format has such values, scales or zero points; or scales of "mxfp4" are not
         powers of two.
     """  # noqa: E501 - rows of a table
     if missing := [name for name in ("qvalue", "scale") if not hasattr(array, name)]:
@@ -62,7 +62,7 @@ def qwix(array: Any) -> QuantizedArray:
             )
         if x.shape != scales.shape:
             raise ValueError(
-                f"qwix: zero_point {x.shape} must be of as many as scale {scales.shape}"
+                f"qwix: zero_point {x.shape} must have the shape of scale, {scales.shape}"
             )
     *leading, k, n = values.shape
     rows, columns = k // scales.shape[-2], n // scales.shape[-1]
@@ -93,7 +93,7 @@ def qwix(array: Any) -> QuantizedArray:
         if not isinstance(scales, jax.core.Tracer):
             mantissas = np.frexp(np.asarray(scales, np.float64))[0]
             if (mantissas[np.isfinite(mantissas)] % 0.5).any():
-                raise refused("whose scales are no powers of two")
+                raise refused("whose scales are not powers of two")
         every = [_of_each(scales, values.shape, (32, 1)).astype(jnp.float32)]
         read, found = _of_e2m1, named("mxfp4")
     else:
@@ -106,7 +106,7 @@ E2M1 = np.dtype(jnp.float4_e2m1fn)
 
 
 def _of_each(x: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> jax.Array:
-    """Broadcasts numbers that several blocks share to one for every block."""
+    """Returns one number for each `block` of a matrix, from numbers that blocks may share."""
     *leading, k, n = shape
     x = jnp.broadcast_to(x, (*leading, *x.shape[-2:]))
     for axis, size, step in ((-2, k, block[0]), (-1, n, block[1])):
@@ -121,7 +121,7 @@ def _of_columns(stored: Any) -> Codes:
 
 
 def _of_int4(stored: Any) -> Codes:
-    """Converts to this package's codes and zero points, which are not negative."""
+    """Adds 8 to codes and zero points, because this package's are not negative."""
     values, scales, *zeros = stored
 
     def unsigned(x):

@@ -1,7 +1,7 @@
-"""MXFP4, int4 and int8 in pure JAX: decoding and encoding.
+"""Encodes and decodes MXFP4, int4 and int8 in pure JAX.
 
-Every function takes one matrix [k, n]. Decoding MXFP4 works on bits, because XLA flushes subnormal
-results on the CPU and the format has values of 2^-128.
+Every function takes one matrix [k, n]. MXFP4 is decoded with integer operations, because XLA
+flushes subnormal results on the CPU and the format has values of 2^-128.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ SYMMETRIC_ZERO = 8  # the code of zero in int4 without zero points
 
 
 def in_groups(x: jax.Array, size: int) -> jax.Array:
-    """[k, n] -> [ceil(k / size), size, n], filled up with zeros."""
+    """Returns [k, n] as [ceil(k / size), size, n], padded with zeros."""
     k, n = x.shape
     padded = jnp.pad(x, ((0, round_up(k, size) - k), (0, 0)))
     return padded.reshape(cdiv(k, size), size, n)
 
 
 def each_row(scales: jax.Array, size: int, k: int) -> jax.Array:
-    """[groups, n] -> [k, n]: repeats the number of a group for each of its rows."""
+    """Returns [k, n] from [groups, n] by repeating each group's numbers for its `size` rows."""
     return jnp.repeat(scales, size, axis=0, total_repeat_length=scales.shape[0] * size)[:k]
 
 
 def largest_finite(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """The largest finite magnitude along an axis, kept, and whether all numbers are finite."""
+    """Returns the largest finite magnitude along `axis`, and whether all elements are finite.
+
+    Both results keep `axis` with size 1.
+    """
     finite = jnp.isfinite(x)
     magnitudes = jnp.where(finite, jnp.abs(x), 0)
     return magnitudes.max(axis, keepdims=True, initial=0), finite.all(axis, keepdims=True)
@@ -58,15 +61,15 @@ def _of_bits(bits: jax.Array) -> jax.Array:
 
 
 def _e2m1_times(codes: jax.Array, exponents: jax.Array) -> jax.Array:
-    """e2m1 `codes` times 2^(exponents - 127), float32: exact, subnormals and infinity included."""
+    """Returns e2m1 `codes` times 2^(exponents - 127), exact in float32, subnormals included."""
     codes, exponents = codes.astype(jnp.int32), exponents.astype(jnp.int32)
     magnitude = codes & 7
-    # 0.5 is 2^-1, codes from 2 on are (1 + half) 2^(code // 2 - 1).
+    # Code 1 is 0.5, or 2^-1. Codes from 2 on are (1 + half / 2) 2^(code // 2 - 1).
     is_half = (magnitude == 1).astype(jnp.int32)
     half = jnp.where(magnitude >= 2, magnitude & 1, 0)
     exponent = exponents + jnp.where(magnitude >= 2, magnitude // 2 - 1, -is_half)
     normal = exponent << 23 | half << 22
-    # Shift the mantissa, leading bit included, to exponent 0: no bit is lost at 2^-128.
+    # For exponent 0, shift the mantissa with its leading bit. It loses no bit, down to 2^-128.
     subnormal = (1 << 23 | half << 22) >> jnp.clip(1 - exponent, 0, 2)
     bits = jnp.where(exponent < 1, subnormal, jnp.where(exponent > 254, 255 << 23, normal))
     bits = jnp.where(magnitude == 0, 0, bits)
@@ -83,7 +86,7 @@ def exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
-    """Encodes with the largest element's exponent, less 2; larger codes saturate at 6."""
+    """Encodes blocks with the exponent of the largest element minus 2; values saturate at 6."""
     blocks = in_groups(x, 32)
     largest, finite = largest_finite(blocks, 1)
     exponents = jnp.clip((_f32_bits(largest) >> 23) - 2, 0, 254)
@@ -102,16 +105,17 @@ def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
 def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
     """Decodes exactly in bfloat16 and float32."""
     exponents = each_row(codes.scales, 32, codes.codes.shape[0])
-    # Otherwise XLA would unpack to several 32-bit integers a code, and keep them in memory.
+    # Without this barrier XLA would store several 32-bit integers in memory for each code.
     code = lax.optimization_barrier(codes.codes)
     return exactly(_e2m1_times(code, exponents), dtype)
 
 
 def mxfp4_pack(codes: Codes, format: Format) -> Parts:
-    """Moves the exponents of a column up until the largest is 254; its scale moves it back.
+    """Packs codes, and raises the exponents of each column by `move`, so that the largest is 254.
 
-    Kernels read a code's bits as a bfloat16, which is 2^-126 of its value. A channel scale of
-    2^(126 - move) saves them a multiplication for every eight weights.
+    Kernels read the bits of a code as a bfloat16, which is 2^-126 times the code's value. The
+    channel scale 2^(126 - move) corrects both, which saves kernels one multiplication for every
+    eight weights.
     """
     code, exponents = codes.codes, codes.scales.astype(jnp.int32)
     is_nan = exponents == NAN_BLOCK
@@ -142,7 +146,7 @@ def mxfp4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def int4_encode(x: jax.Array, format: Format) -> Codes:
-    """Encodes with scales of largest / 7, or of (largest - least) / 15 with zero points."""
+    """Encodes groups with the scale largest / 7, or (largest - least) / 15 with zero points."""
     assert format.group_size is not None
     groups = in_groups(x, format.group_size)
     largest, finite = largest_finite(groups, 1)
@@ -168,7 +172,7 @@ def int4_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
-    """Returns (code - zero) scale, exact in float32, rounded once."""
+    """Returns (code - zero) * scale, which is exact in float32, rounded once to `dtype`."""
     assert format.group_size is not None
     k = codes.codes.shape[0]
     zero: jax.Array | int = SYMMETRIC_ZERO
@@ -180,7 +184,7 @@ def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int4_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes. Groups of padding get scales of zero; padding in a group gets zero's code."""
+    """Packs codes. Groups of padding get scales of zero; padding in a group gets its zero point."""
     code, zero = codes.codes, codes.zero_points
     groups = cdiv(round_up(code.shape[0], pack.SIDE), format.group_size or 1)
 
@@ -188,7 +192,7 @@ def int4_pack(codes: Codes, format: Format) -> Parts:
         return pack.pack_groups(jnp.pad(x, ((0, groups - x.shape[0]), (0, 0))))
 
     if zero is not None:
-        # Beyond k, store the code of the last group's zero point.
+        # A zero point is the code of zero, so padding along k decodes to zero.
         k = code.shape[0]
         more = round_up(k, pack.SIDE) - k
         group = jnp.minimum((k + jnp.arange(more)) // (format.group_size or 1), zero.shape[0] - 1)
@@ -202,7 +206,7 @@ def int4_pack(codes: Codes, format: Format) -> Parts:
 
 
 def int4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
-    """Exact."""
+    """Returns the codes that `int4_pack` packed, exactly."""
     k, n = matrix
     shape = cdiv(k, format.group_size or 1), n
     zero = parts.zero_points
@@ -217,7 +221,7 @@ def int4_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def int8_encode(x: jax.Array, format: Format) -> Codes:
-    """Encodes with a column's scale of its largest / 127, or 1 for zeros."""
+    """Encodes columns with the scale largest / 127, or 1 for columns of zeros."""
     largest, finite = largest_finite(x, 0)
     scale = largest / 127
     scale = jnp.where(scale > 0, scale, 1)
@@ -231,18 +235,18 @@ def channel_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int8_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes as bytes, and scales for every column of the records."""
+    """Packs codes as bytes, and pads scales to the columns of the records."""
     return Parts(pack.pack8(pack.bits_of(codes.codes)), None, pack.pad_columns(codes.scales, 1))
 
 
 def int8_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
-    """Exact."""
+    """Returns the codes that `int8_pack` packed, exactly."""
     codes = lax.bitcast_convert_type(pack.unpack8(parts.values, matrix), jnp.int8)
     return Codes(codes, parts.channel_scales[: matrix[1]])
 
 
 def packed(format: Format, *, encode, decode, pack, unpack, **options) -> Format:
-    """Registers a format by functions that code and pack."""
+    """Registers a format in the layout "packed" with functions that encode, decode and pack."""
 
     def quantize(x, format):
         return pack(encode(x, format), format)

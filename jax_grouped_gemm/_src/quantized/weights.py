@@ -1,8 +1,8 @@
-"""How operations take quantised weights.
+"""Functions for operations that take quantised weights.
 
-Operands may be a `QuantizedArray` in place of an array of weights. Where no kernel multiplies them
-packed (`plan`), `with_arrays` dequantises them to the dtype of the activations, once a call. It
-keeps no arrays for the backward pass, which dequantises again, so only packed weights stay in
+An operation may get a `QuantizedArray` in place of an array of weights. If no kernel reads it
+packed (see `plan`), `with_arrays` dequantises it to the dtype of the activations in each call. The
+backward pass dequantises again instead of keeping the arrays, so only packed weights stay in
 memory.
 """
 
@@ -40,7 +40,7 @@ def with_arrays(
     """Returns `compute(weights)` with arrays in place of quantised weights.
 
     Args:
-      function: the public function, for messages.
+      function: name of the public function, for messages.
       compute: function that multiplies x by the weights.
       weights: a pytree of arrays and one or more `QuantizedArray`s.
       x: the other operand; weights are dequantised to its dtype.
@@ -60,13 +60,14 @@ def with_arrays(
     def of_packed(weights: T) -> Result:
         return compute(_each(lambda q: q.dequantized(x.dtype, reason), weights))
 
-    # Checks of group sizes outside of `jax.jit` cannot be traced.
+    # `recomputed` traces its function, but checks of group sizes outside of `jax.jit` cannot be
+    # traced.
     run = of_packed if has_group_checks() else recomputed(of_packed, policy=_not_weights)
     return run(weights)
 
 
 def abstract_arrays(weights: T, dtype: np.dtype) -> T:
-    """Returns the weights with abstract arrays in place of quantised ones."""
+    """Returns the weights with abstract arrays of `dtype` in place of quantised weights."""
     return _each(lambda q: jax.ShapeDtypeStruct(q.shape, dtype), weights)
 
 
@@ -82,7 +83,7 @@ def _each(make: Callable[[QuantizedArray], Any], weights: T) -> T:
 
 
 def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of `jax.checkpoint` that keeps everything except dequantised weights."""
+    """Saves everything except dequantised weights, as a policy of `jax.checkpoint`."""
     return primitive is not DEQUANTIZE.primitive
 
 
@@ -103,11 +104,11 @@ def check_weights(
     """Raises a `TypeError` or `ValueError` unless quantised weights can be multiplied.
 
     Args:
-      function: the public function, for messages.
+      function: name of the public function, for messages.
       weights: arguments by name, quantised or not.
-      refused: arguments that must be None or False where weights are quantised.
-      instead: what to do instead.
-      alike: weights that must have one format, if there are several.
+      refused: arguments that must be None or False if weights are quantised.
+      instead: what to do if `refused` arguments are given, for messages.
+      alike: names of weights that must all have the same format.
     """
     packed = {name: q for name, q in weights.items() if _is_quantized(q)}
     if not packed:
@@ -126,7 +127,7 @@ def check_weights(
                 "which products of two FP8 operands read; write quantize(..., layout='packed'), or "
                 "give MLPs a recipe"
             )
-    # An array of JAX has a `format` too.
+    # Ask `packed` and not the weight, because a JAX array has an attribute `format` too.
     formats = {n: packed[n].format if n in packed else None for n in alike if n in weights}
     if len(set(formats.values())) > 1:
         found = " and ".join(str(format or "an array") for format in formats.values())
@@ -136,10 +137,10 @@ def check_weights(
 def product_of(
     function: str, lhs: QuantizedArray, name: str, rhs: QuantizedArray
 ) -> Callable[..., jax.Array]:
-    """Returns the function that multiplies rows and weights that are both quantised.
+    """Returns the function that multiplies quantised rows `lhs` by quantised weights `rhs`.
 
     Raises:
-      TypeError: there is no such function.
+      TypeError: no such function is registered.
     """
     product = functions_of(rhs.format).products.get(function)
     if product is None:
@@ -151,12 +152,12 @@ def product_of(
 
 
 def as_weights(name: str, x: Any) -> Any:
-    """Returns `x` if it is quantised, and otherwise `as_array` of it."""
+    """Returns `x` if it is quantised, and otherwise `as_array(name, x)`."""
     return x if _is_quantized(x) else as_array(name, x)
 
 
 def specs_of_weights(name: str, x: Any, spec: PartitionSpec, mesh: Any) -> Any:
-    """Returns the `PartitionSpec` of every array of weights [g, k, n] split as `spec` says.
+    """Returns the `PartitionSpec`s of the arrays of weights [g, k, n] that `spec` splits.
 
     Raises:
       ValueError: weights are quantised, and a device's slice would not fit the format.

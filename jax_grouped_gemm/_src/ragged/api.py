@@ -1,6 +1,6 @@
-"""Ragged products: drop-in replacements for `jax.lax`'s, and one that accumulates.
+"""Ragged products: drop-in replacements for those of `jax.lax`, and `ragged_dot_accumulate`.
 
-`jax.lax`'s own abstract evaluation decides which arguments are valid and the dtype of the result.
+The abstract evaluation of `jax.lax` decides which arguments are valid, and the dtype of the result.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ragged_dot(
     implementation: Implementation = None,
     batch_invariant: bool = False,
 ) -> jax.Array:
-    """Ragged matmul [m, k] x [g, k, n] -> [m, n]: each group of rows times its own matrix.
+    """Multiplies each group of rows by its own matrix: [m, k] x [g, k, n] -> [m, n].
 
     The first `group_sizes[0]` rows of `lhs` are multiplied by `rhs[0]`, the next `group_sizes[1]`
     rows by `rhs[1]`, and so on. Rows that no group owns are exactly zero in the result and in the
@@ -63,26 +63,26 @@ def ragged_dot(
         bfloat16; otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in
         FP8, rhs must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or,
         with `transpose_rhs`, "fp8_row". Such a product has no gradient, and is bfloat16 by default.
-        FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
-      group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
-        the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
+        FP8 tensor cores read [g, n, k], so a call first copies [g, k, n] to transpose it.
+      group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero. Running
+        sums above m count as m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
         means HIGHEST, which never uses TF32 and is as accurate as float32. In either case, float32
         elements below 2^-27 of the largest element of their group lose bits. With
-        "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, neither in "fp8_1x128" or
+        "ANY_F8_ANY_F8_F32_FAST_ACCUM" and two FP8 operands, neither of them in "fp8_1x128" or
         "fp8_128x128", tensor cores add up all products and keep about 14 bits of each sum.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
-      group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
-        `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
+      group_offset: integer scalar or [1], possibly traced. `rhs[i]` belongs to the group
+        `group_offset + i` of `group_sizes`. Rows of groups without a matrix are zero in the result.
       out_sharding: sharding of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA
         then decides what each device computes. Use `jax.shard_map` to decide it yourself.
       transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on the kernels; "xla", also called "reference", is pure JAX.
+        "cuda" requires the kernels; "xla", also called "reference", is pure JAX.
       batch_invariant: whether the bits of a row of the result, and of the gradient of `lhs`, are
-        independent of the other rows of the call and of their number, see `batch_invariant` (the
-        context). If no kernel can run the call, a program for a GPU then raises.
+        independent of the other rows of the call and of their number; see the context
+        `batch_invariant`. If no kernel can run the call, lowering it for a GPU then raises.
 
     Returns:
       [m, n].
@@ -90,9 +90,9 @@ def ragged_dot(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape, as for `jax.lax.ragged_dot`.
       ValueError: `implementation`, `precision` or `out_sharding` is invalid; or `batch_invariant`
-        with "xla", with one scale for all rows, or with a tile of `use_tiles` that cuts sums.
-      NotImplementedError: `implementation="cuda"` or `batch_invariant` and the kernels cannot run
-        this; raised when the function is lowered, with the reason.
+        comes with "xla", one scale for all rows, or a tile of `use_tiles` that splits sums.
+      NotImplementedError: the kernels cannot run this call, but `implementation="cuda"` or
+        `batch_invariant` requires them. Lowering raises it, with the reason.
     """
     implementation = with_invariance("ragged_dot", implementation, batch_invariant)
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
@@ -138,7 +138,7 @@ def _of_quantized(
     transpose_rhs: bool,
     options: dict[str, Any],
 ) -> jax.Array:
-    """Computes `ragged_dot` of quantised matrices, and of rows that may be quantised too."""
+    """Computes `ragged_dot` with quantised matrices, and rows that may be quantised too."""
     if isinstance(lhs, QuantizedArray):
         product = product_of("ragged_dot", lhs, "rhs", rhs)
         return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
@@ -176,11 +176,11 @@ def ragged_dot_general(
     *,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Ragged matmul with any dimension order, in the three modes of `jax.lax.ragged_dot_general`.
+    """Computes a ragged matmul in any of the three modes of `jax.lax.ragged_dot_general`.
 
-    The kind of the ragged dimension of `lhs` selects the mode. The shapes below are those of `lhs`,
-    `rhs` and `group_sizes` -> the result. There, b are the batch dimensions, and x the dimensions
-    before the ragged one that have the same kind. `group_sizes` may also be [g]:
+    The kind of the ragged dimension of `lhs` selects the mode. The list has the shapes of `lhs`,
+    `rhs`, `group_sizes` -> the result. In it, b are batch dimensions, and x are non-contracting
+    dimensions of `lhs` before the ragged one. `group_sizes` may also be [g]:
 
     - Non-contracting: [b..., m..., k...], [g, b..., k..., n...], [b..., x..., g]
       -> [b..., m..., n...].
@@ -188,8 +188,8 @@ def ragged_dot_general(
       is the ragged dimension.
     - Batch: a plain `jax.lax.dot_general`; the group sizes do not affect the result.
 
-    The kernels take [..., m, k], [..., m, n] and [..., g, k, n] with their last two dimensions in
-    either order; operands with other orders of dimensions are transposed first.
+    The kernels take [..., m, k], [..., m, n] and [..., g, k, n] with the last two dimensions in
+    either order. Operands with other orders of dimensions are transposed first.
 
     Args:
       lhs: array with exactly one ragged dimension.
@@ -198,17 +198,17 @@ def ragged_dot_general(
       ragged_dot_dimension_numbers: the contracting, batch, ragged and group dimensions.
       precision: see `ragged_dot`.
       preferred_element_type: see `ragged_dot`.
-      group_offset: see `ragged_dot`. When contracting, result `i` is of group `group_offset + i`.
+      group_offset: see `ragged_dot`. When contracting, result `i` is for group `group_offset + i`.
       out_sharding: see `ragged_dot`.
       implementation: see `ragged_dot`.
 
     Returns:
-      An array of the shape that `jax.lax.ragged_dot_general` gives.
+      An array of the same shape as the result of `jax.lax.ragged_dot_general`.
 
     Raises:
       TypeError, ValueError: see `ragged_dot`.
       NotImplementedError: the contracting mode has several contracting dimensions, or the batch
-        mode has a `group_offset` or `implementation="cuda"`; or as for `ragged_dot`.
+        mode has a `group_offset` or `implementation="cuda"`; see also `ragged_dot`.
     """
     if out_sharding is not None:
 
@@ -312,10 +312,10 @@ def ragged_dot_accumulate(
 
     Matrix i of the result is `accumulator[i]` plus L^T R, where L and R are the rows of group i of
     `lhs` and `rhs`. L^T R is the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the
-    cotangent `rhs`, so that the function sums weight gradients over microbatches. The kernel adds
-    products of bfloat16 or float16 to float32 accumulators in place: it writes no product to memory
-    first, and does not touch the matrices of groups without rows. Donate the accumulator, or carry
-    it through `jax.lax.scan`: otherwise XLA copies it first. `explain` says if XLA adds instead.
+    cotangent `rhs`, so this function can sum weight gradients over microbatches. The kernel adds
+    products of bfloat16 or float16 to float32 accumulators in place. It writes no product to memory
+    first, and does not touch the matrices of groups without rows. `explain` says if XLA adds
+    instead. Donate the accumulator, or carry it through `jax.lax.scan`; otherwise XLA copies it.
 
     Args:
       accumulator: [g, k, n] of float32, float64, complex64 or complex128.
@@ -324,7 +324,7 @@ def ragged_dot_accumulate(
       group_sizes: [G] of any integer dtype, see `ragged_dot`. G equals g, or is at least g with
         `group_offset`.
       precision: see `ragged_dot`.
-      group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
+      group_offset: integer scalar or [1], possibly traced. `accumulator[i]` belongs to the group
         `group_offset + i` of `group_sizes`.
       transpose_lhs: whether the dimensions of `lhs` are transposed, which costs a copy.
       transpose_rhs: whether the dimensions of `rhs` are transposed, which costs a copy.
@@ -336,8 +336,8 @@ def ragged_dot_accumulate(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `implementation` or `precision` is invalid.
-      NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
-        function is lowered, with the reason.
+      NotImplementedError: `implementation="cuda"`, but the kernels cannot run this call. Lowering
+        raises it, with the reason.
     """
     implementation = checked_implementation(implementation)
     transpose_lhs = checked_boolean("transpose_lhs", transpose_lhs)
@@ -350,7 +350,7 @@ def ragged_dot_accumulate(
     if not jnp.issubdtype(dtype, jnp.inexact) or dtype.itemsize < 4:
         raise TypeError(
             f"accumulator must be of float32, float64, complex64 or complex128, got {dtype}: "
-            "narrower sums would lose most of what is added to them"
+            "dtypes of fewer bits round away most of each product that is added"
         )
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         for name, x in dict(lhs=lhs, rhs=rhs).items():

@@ -29,7 +29,7 @@ class BilinearOp(Op):
 
 
 def register_jvp(op: BilinearOp) -> None:
-    """d(lhs * rhs) = d(lhs) * rhs + lhs * d(rhs), with the primitive itself as the product."""
+    """Registers the rule d(lhs * rhs) = d(lhs) * rhs + lhs * d(rhs), where * is the primitive."""
 
     def rule(primals, tangents, **params):
         lhs, rhs, *indices = primals
@@ -54,10 +54,10 @@ def register_transpose(
 
     Args:
       op: the operation.
-      lhs_cotangent: called as `lhs_cotangent(ct, rhs, *indices, aval, **params)` with the abstract
-        value of the missing factor; `preferred_element_type` is the dtype it must return, and
+      lhs_cotangent: `lhs_cotangent(ct, rhs, *indices, aval, **params)` returns the cotangent of
+        lhs, whose abstract value is `aval`, in the dtype `preferred_element_type`. The parameter
         `tile` is None.
-      rhs_cotangent: called as `rhs_cotangent(ct, lhs, *indices, aval, **params)`, likewise.
+      rhs_cotangent: `rhs_cotangent(ct, lhs, *indices, aval, **params)` does the same for rhs.
     """
 
     def rule(ct, lhs, rhs, *indices, **params):
@@ -89,15 +89,16 @@ def register_transpose(
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """How a mapped axis of only one factor is merged into a dimension that the result keeps.
+    """How a mapped axis that only one factor has is merged into a dimension that the result keeps.
 
     Axes are counted from the end, so that a native batch dimension does not shift them.
 
     Attributes:
-      operand_axis: axis of the factor that takes in the mapped axis.
-      result_axis: the same dimension in the result.
-      ragged: whether this is the ragged dimension. The mapped axis then goes inside it, so that
-        each group's rows stay consecutive, and the group sizes grow with it.
+      operand_axis: axis of the factor into which the mapped axis is merged.
+      result_axis: axis of the result for the same dimension.
+      ragged: whether the dimension is the ragged one. The mapped axis then becomes the inner part
+        of the merged axis, so that each group's rows stay consecutive, and group sizes are
+        multiplied by its size.
     """
 
     operand_axis: int
@@ -108,11 +109,11 @@ class Fold:
 def register_batching(
     op: BilinearOp, folds: Callable[[Mapping[str, Any]], tuple[Fold, Fold]]
 ) -> None:
-    """Registers vmap: a fold if only one factor is mapped, a native batch dimension otherwise.
+    """Registers the batching rule: a `Fold` if only one factor is mapped, else a batch dimension.
 
     Args:
       op: the operation, with operands (lhs, rhs, group_sizes, group_offset).
-      folds: the folds of lhs and of rhs under the given parameters of the primitive.
+      folds: returns the folds of lhs and of rhs for given parameters of the primitive.
     """
 
     def rule(operands, dims, **params):
@@ -120,7 +121,8 @@ def register_batching(
         if mapped == [0] or mapped == [1]:
             (factor,) = mapped
             if jax.typeof(operands[factor]).sharding.spec[dims[factor]] is not None:
-                # It is split over explicit axes, which no type can say of a part of a dimension.
+                # The axis is split over explicit mesh axes. Types cannot describe a merged
+                # dimension of which only one part is split.
                 return op.bind_batched(operands, dims, params)
             return _bind_folded(op, operands, factor, dims[factor], folds(params)[factor], params)
         return op.bind_batched(operands, dims, params)

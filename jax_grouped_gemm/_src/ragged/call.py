@@ -1,4 +1,4 @@
-"""Calls of the ragged products: one custom call, with padded operands and a sliced result."""
+"""Custom calls of ragged products. They pad operands and slice the result where TMA needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ragged(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the operands of `plan.problem`."""
     problem = plan.problem
     if plan.kernel == ALL_ROWS:
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
@@ -50,7 +50,7 @@ def ragged(
 
 
 def limit(max_sms: int | None) -> dict[str, np.int32]:
-    """Returns the attribute that limits a product to so many multiprocessors, if any."""
+    """Returns the attribute that limits a product to `max_sms` multiprocessors, if any."""
     return {} if max_sms is None else {"max_sms": np.int32(max_sms)}
 
 
@@ -62,7 +62,7 @@ def accumulate(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Adds what `ragged` returns to `accumulator`, in place if the kernel can."""
+    """Returns `accumulator` plus the product that `ragged` returns, in place if the kernel can."""
     if plan.kernel_problem is None:
         return accumulator
     if not plan.kernel_problem.accumulates:
@@ -83,7 +83,7 @@ def accumulate(
 def _addressable(
     plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Lays operands out as the kernel reads them, padded so that TMA can address their rows."""
+    """Returns the operands in the kernel's layouts, padded so that TMA can address their rows."""
     form, _ = plan.launched
     lhs = lhs if plan.problem.lhs == form.lhs else lhs.mT
     rhs = rhs if plan.problem.rhs == form.rhs else rhs.mT
@@ -91,7 +91,7 @@ def _addressable(
 
 
 def _majors(plan: Plan[RaggedProblem]) -> dict[str, Any]:
-    """Returns the attributes that say how the kernel's operands lie in memory."""
+    """Returns the attributes for the layouts of the kernel's operands."""
     form, _ = plan.launched
     return {"transpose_lhs": False, "transpose_rhs": form.rhs == "gnk"}
 
@@ -118,5 +118,5 @@ def call_kernel(
 
 
 def zeros(problem: RaggedProblem) -> jax.Array:
-    """Returns the result where there is nothing to multiply."""
+    """Returns the result of a product with nothing to multiply."""
     return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)

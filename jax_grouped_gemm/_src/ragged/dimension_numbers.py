@@ -1,9 +1,8 @@
-"""Brings the operands of a general ragged dot into the form that the primitives take.
+"""Brings the operands of a general ragged dot into the layouts that the primitives take.
 
 Every dimension gets a name. The dimensions that the primitives know (m, k, n and the group
-dimension g) keep their order where a static flag can express it. All others are mapped over with
-`jax.vmap`, whose rules fold them into a known dimension or turn them into the native batch
-dimension.
+dimension g) keep their order if a static flag can express it. `jax.vmap` maps over all other
+dimensions. Its rules merge them into a known dimension or make them the native batch dimension.
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ class DimensionNames:
         )
 
     def kept(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns those of an operand's `names` that only this operand gives to the result."""
+        """Returns the `names` of an operand's dimensions that the result gets from it alone."""
         shared = {*self.batch, *self.contracting, "g"}
         return tuple(name for name in names if name not in shared)
 
     def group_sizes(self, rank: int) -> tuple[str, ...]:
-        """Names of the dimensions of group sizes of the given rank."""
+        """Returns the names of the dimensions of group sizes of the given rank."""
         if rank == 1:
             return ("g",)
         outer = self.kept(self.lhs)
@@ -91,7 +90,7 @@ class _Named:
         return _Named(jnp.transpose(self.array, order), tuple(names))
 
     def merge(self, merged: Sequence[str], name: str) -> _Named:
-        """Merges dimensions into one at the place of the first; merging none appends a 1."""
+        """Merges dimensions into one, at the place of the first; appends a 1 if there are none."""
         first = min((self.names.index(name) for name in merged), default=len(self.names))
         before, after = self.names[:first], [n for n in self.names[first:] if n not in merged]
         x = self.transpose((*before, *merged, *after)).array
@@ -101,7 +100,7 @@ class _Named:
         return _Named(x, (*before, name, *after))
 
     def order(self, *names: str) -> tuple[str, ...]:
-        """The given names in the order in which this array has them."""
+        """Returns the given names in the order of this array's dimensions."""
         return tuple(name for name in self.names if name in names)
 
 
@@ -114,7 +113,10 @@ def noncontracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """`primitive` for operands of any rank. Dimensions of size 1 may remain in the result."""
+    """Binds the non-contracting `primitive` to operands of any rank.
+
+    Dimensions of size 1 may remain in the result.
+    """
     rhs_kept = names.kept(names.rhs)
     rows = _Named(lhs, names.lhs).merge(names.contracting, "k")
     matrices = _Named(rhs, names.rhs).merge(names.contracting, "k").merge(rhs_kept[-1:], "n")
@@ -144,7 +146,10 @@ def contracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """`primitive` for operands of any rank. Dimensions of size 1 may remain in the result."""
+    """Binds the contracting `primitive` to operands of any rank.
+
+    Dimensions of size 1 may remain in the result.
+    """
     if names.contracting != ("m",):
         raise NotImplementedError(
             "a ragged contracting dimension must be the only contracting dimension, got "
@@ -181,7 +186,7 @@ def _map_unknown(
     core: tuple[str, ...],
     out: tuple[str, ...],
 ) -> jax.Array:
-    """Maps `product`, which returns the `core` dimensions, over all others of `out`."""
+    """Maps `product`, which returns the dimensions `core`, over all other dimensions of `out`."""
     mapped = tuple(name for name in out if name not in core)
 
     def nest(outer: tuple[str, ...], pending: tuple[str, ...]) -> Callable[..., jax.Array]:

@@ -1,4 +1,4 @@
-"""The parts of both forms of the reference: a dot of two matrices, and masks of rows."""
+"""A dot of two matrices, and masks of rows, for the reference with tiles and the one with masks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jax_grouped_gemm._src.arrays import at_least_float32, from_bits, to_bits
 
 @dataclasses.dataclass(frozen=True)
 class Dot:
-    """A dot of two matrices that come as bits, see `to_bits`.
+    """A dot of two matrices that are given as bits; see `to_bits`.
 
     Attributes:
       contracting: the contracted dimensions of lhs and of rhs.
-      lhs_dtype, rhs_dtype: dtypes that the bits stand for.
+      lhs_dtype, rhs_dtype: dtypes of the matrices, of which the operands are the bits.
       accumulator_dtype: dtype in which to sum, and to add up parts of a result.
       result_dtype: dtype of the result.
       precision: precision of the dot.
@@ -45,7 +45,7 @@ class Dot:
         return cls(contracting, lhs.dtype, rhs.dtype, accumulator_dtype, result_dtype, precision)
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        """Multiplies two matrices of bits into one of `accumulator_dtype`."""
+        """Multiplies two matrices that are given as bits; returns `accumulator_dtype`."""
         lhs, rhs = from_bits(lhs, self.lhs_dtype), from_bits(rhs, self.rhs_dtype)
         if lhs.dtype != rhs.dtype:
             lhs, rhs = lhs.astype(self.accumulator_dtype), rhs.astype(self.accumulator_dtype)
@@ -61,7 +61,7 @@ class Dot:
     def result(self, accumulator: jax.Array) -> jax.Array:
         """Returns the bits of the sums in `result_dtype`."""
         if not jnp.issubdtype(self.result_dtype, jnp.complexfloating):
-            # This is the cotangent of a real factor of a complex one.
+            # The result is the cotangent of a real factor whose other factor is complex.
             accumulator = jnp.real(accumulator)
         return to_bits(accumulator.astype(self.result_dtype))
 
@@ -78,18 +78,18 @@ def rows_between(num_rows: int, start: jax.Array, end: jax.Array) -> jax.Array:
 
 
 def where_owned(mask: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """Rows along `axis` of `x` where `mask` is true, else zeros."""
+    """Returns the rows along `axis` of `x` where `mask` is true, else zeros."""
     return select_rows(mask, x, jnp.zeros_like(x), axis)
 
 
 def select_rows(mask: jax.Array, x: jax.Array, other: jax.Array, axis: int) -> jax.Array:
-    """Rows along `axis` of `x` where `mask` is true, else of `other`."""
+    """Returns the rows along `axis` of `x` where `mask` is true, else those of `other`."""
     # Select instead of multiplying, because other rows may hold NaN or Inf.
     return lax.select(lax.broadcast_in_dim(mask, x.shape, (axis,)), x, other)
 
 
 def _accumulator_dtype(lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype) -> np.dtype:
-    """Returns at least float32 for floating point; modular integers need no extra bits."""
+    """Returns at least float32 for floating point; integers wrap, so they need no extra bits."""
     if not jnp.issubdtype(out_dtype, jnp.inexact):
         return out_dtype
     return jnp.result_type(*map(at_least_float32, (lhs.dtype, rhs.dtype, out_dtype)))

@@ -1,4 +1,4 @@
-"""Plans of the ragged products."""
+"""Plans ragged products."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, EXACT_KERNELS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
-"""Average rows of a group that a plan assumes if their number is symbolic."""
+"""Mean number of rows of a group that a plan assumes if the number of rows is symbolic."""
 
 R = TypeVar("R", bound=RaggedProblem)
 
@@ -59,9 +59,9 @@ class Candidates(Generic[R]):
     Attributes:
       problem: the product.
       table: the kernels.
-      form: `problem` with the layouts and the result's dtype that the kernels have.
-      unsupported: why no kernel can run it, empty if one can.
-      all_rows: whether `ALL_ROWS` may compute it too.
+      form: `problem` with the layouts and the dtype of the result that the kernels support.
+      unsupported: why no kernel can run the product, empty if a kernel can.
+      all_rows: whether `ALL_ROWS` may compute the product too.
     """
 
     problem: R
@@ -76,7 +76,7 @@ class Candidates(Generic[R]):
         object.__setattr__(self, "unsupported", next(filter(None, reasons), ""))
 
     def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
-        """Returns the kernel with `tile`, among those that run the problem.
+        """Returns the kernel with `tile`, if it runs the problem.
 
         Raises:
           ValueError: no kernel with `tile` runs the problem as `implementation` asks.
@@ -95,8 +95,8 @@ class Candidates(Generic[R]):
 def check_tile(
     candidates_of: Callable[..., Candidates[Any]], avals: Sequence[Any], params: Mapping[str, Any]
 ) -> None:
-    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product, or
-    if it must be batch invariant and cannot be."""
+    """Raises a `ValueError` if no kernel with the parameter `tile` runs the product as
+    `implementation` asks, or if the product must be batch invariant but cannot be."""
     tile, implementation = params.get("tile"), params["implementation"]
     if tile is None and not is_invariant(implementation):
         return
@@ -106,7 +106,7 @@ def check_tile(
 
 
 def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
-    """The kernels of a `ragged_noncontracting`."""
+    """Returns the kernels for a `ragged_noncontracting`."""
     lhs = "km" if params["transpose_lhs"] else "mk"
     rhs = "gnk" if params["transpose_rhs"] else "gkn"
     return _candidates("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
@@ -115,14 +115,14 @@ def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidate
 def contracting(
     avals: Sequence[Any], params: Mapping[str, Any], op: str = "ragged_contracting"
 ) -> Candidates[RaggedProblem]:
-    """The kernels of a `ragged_contracting`."""
+    """Returns the kernels for a `ragged_contracting`."""
     lhs = "km" if params["transpose_lhs"] else "mk"
     rhs = "nm" if params["transpose_rhs"] else "mn"
     return _candidates(op, avals, params, lhs=lhs, rhs=rhs, out="gkn")
 
 
 def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
-    """The kernels of a `ragged_accumulate`."""
+    """Returns the kernels for a `ragged_accumulate`."""
     accumulator, *operands = avals
     options = dict(num_groups=accumulator.shape[-3], preferred_element_type=accumulator.dtype)
     return contracting(operands, {**params, **options}, ACCUMULATE_NAME)
@@ -131,7 +131,7 @@ def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[
 def _candidates(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], **layouts: str
 ) -> Candidates[RaggedProblem]:
-    """The candidates for two operands that are not FP8."""
+    """Returns the kernels for two operands that are not FP8."""
     problem = RaggedProblem.of(op, avals, params, **layouts)
     unsupported = algorithm_reason(params["precision"])
     table = EXACT_KERNELS if problem.terms == float32.FULL_TERMS else KERNELS
@@ -139,10 +139,11 @@ def _candidates(
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
-    """Returns `problem` with the layouts and the result's dtype that the kernels have.
+    """Returns `problem` with the layouts and the dtype of the result that the kernels support.
 
-    No operand has contiguous rows, and the result has the operands' dtype or float32. Kernels that
-    accumulate add products of 16-bit operands, to results that TMA can address without copies.
+    The ragged dimension is not the contiguous one of any operand, and the result has the operands'
+    dtype or float32. Kernels that accumulate need 16-bit operands, and a result that TMA can
+    address without copies.
     """
     rhs = "mn" if problem.contracts_rows else problem.rhs
     form = dataclasses.replace(problem, lhs="mk", rhs=rhs)
@@ -161,17 +162,16 @@ def plan_product(
     params: Mapping[str, Any],
     target: Target,
 ) -> Plan[R]:
-    """Plans a ragged product of any operands: with one of its kernels or, where none runs it or XLA
-    is faster, XLA.
+    """Returns the plan of a ragged product: a kernel, or XLA if no kernel runs it or XLA is faster.
 
     Args:
-      candidates_of: gives the product and its kernels, called as `candidates_of(avals, params)`.
+      candidates_of: `candidates_of(avals, params)` returns the product and its kernels.
       avals: abstract operands of the primitive.
-      params: of the primitive.
+      params: parameters of the primitive.
       target: the device to plan for.
 
     Raises:
-      ValueError: the parameter `tile` is no configuration that runs the problem.
+      ValueError: no kernel with the parameter `tile` runs the problem.
     """
     candidates = candidates_of(avals, params)
     exact = problem = candidates.problem
@@ -189,7 +189,7 @@ def plan_product(
     addressable = addressable_problem(form)
     reasons = refusals(candidates.table, addressable, implementation)
     kernels = able(reasons)
-    # An unknown size may be any size, and the default is never far too slow.
+    # Take the default for a symbolic size, because it is never much too slow at any size.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel
     places = kernel.places(target)
@@ -236,7 +236,7 @@ def _size_reason(problem: RaggedProblem) -> str:
     if reason := too_large(sizes | problem.counts()):
         return reason
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
-    # If rows stay, a symbolic number of rows affects only the workspace.
+    # If the result keeps the rows, a symbolic number of rows affects only the workspace.
     if not symbolic or (rows_stay(problem) and list(symbolic) == ["m"]):
         return ""
     found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())

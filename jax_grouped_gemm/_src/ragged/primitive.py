@@ -1,9 +1,10 @@
-"""The ragged products, which are closed under transposition, and the accumulating one.
+"""Primitives of ragged products: two whose cotangents are the same two, and an accumulating one.
 
-With rows r of group i, y[r] = x[r] w[i] gives dx[r] = dy[r] w[i].T, non-contracting again, and
-dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension and has non-contracting cotangents.
-Layouts only flip the static flags: no factor is ever transposed, and a result only if its own
-dimensions are stored transposed. So the two primitives are differentiable to any order.
+For rows r of group i, y[r] = x[r] w[i] is a non-contracting product. Its cotangents are dx[r] =
+dy[r] w[i].T, which is non-contracting too, and dw[i] = sum_r x[r].T dy[r], which contracts the
+ragged dimension. The cotangents of a contracting product are non-contracting. So both primitives
+are differentiable to any order. Cotangents need no transposed copies of factors, because static
+flags select layouts; a cotangent is transposed only if its factor is stored transposed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jax_grouped_gemm._src.tile_choices import PRODUCT_OPTIONS
 
 
 def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
-    """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
+    """Multiplies lhs [b?, m, k] by rhs [b?, g, k, n] to [b?, m, n]; see `reference`.
 
     Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation, and
     those of `PRODUCT_OPTIONS`.
@@ -69,7 +70,7 @@ NONCONTRACTING = BilinearOp(
 
 
 def ragged_contracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
-    """lhs [b?, m, k] with rhs [b?, m, n] -> [b?, num_groups, k, n]; see `reference`.
+    """Contracts lhs [b?, m, k] with rhs [b?, m, n] to [b?, num_groups, k, n]; see `reference`.
 
     Parameters: num_groups, transpose_lhs, transpose_rhs, preferred_element_type, precision,
     implementation.
@@ -109,11 +110,11 @@ CONTRACTING = BilinearOp(
 
 
 def ragged_accumulate(accumulator, lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
-    """accumulator [b?, g, k, n] + lhs [b?, m, k] with rhs [b?, m, n]; see `reference`.
+    """Adds the contraction of lhs [b?, m, k] and rhs [b?, m, n] to the accumulator [b?, g, k, n].
 
-    The accumulator has the batch dimension if any operand has it. The sum is affine in the
-    accumulator and bilinear in lhs and rhs. Its tangent is made of the tangent of the accumulator
-    and of plain products, so it is never transposed itself.
+    See `reference`. The accumulator has the batch dimension if any operand has it. The primitive
+    needs no transposition rule, because its tangent consists of the accumulator's tangent and of
+    `ragged_contracting` products.
 
     Parameters: transpose_lhs, transpose_rhs, precision, implementation.
     """
@@ -146,7 +147,7 @@ ACCUMULATE = Op(
 )
 
 
-# Layouts: which dimension of each factor takes in a mapped axis of that factor alone.
+# The dimension of each factor into which a mapped axis that only this factor has is merged.
 
 
 def _noncontracting_folds(params):
@@ -163,7 +164,7 @@ def _contracting_folds(params):
     )
 
 
-# Cotangents of both products, as products.
+# The cotangents of both products.
 
 
 def _noncontracting_lhs(ct, rhs, sizes, offset, aval, *, transpose_lhs, transpose_rhs, **params):
@@ -220,7 +221,8 @@ def _accumulate_jvp(primals, tangents, **params):
         terms.append(product(lhs_dot, rhs, *indices))
     if not is_zero(rhs_dot):
         terms.append(product(lhs, rhs_dot, *indices))
-    # The types of both factors say nothing of how the accumulator is split.
+    # Give the terms the type of the result, because factors do not determine how the accumulator
+    # is sharded.
     return out, tangent_of(out, [as_type(term, jax.typeof(out)) for term in terms])
 
 
@@ -239,7 +241,7 @@ def _accumulate_batching(operands, dims, **params):
 
 
 def _product_into(accumulator, params):
-    """The product that is added to `accumulator`, as a function of the other operands."""
+    """Returns the function that computes the product to add to `accumulator`."""
     return functools.partial(
         ragged_contracting,
         num_groups=accumulator.shape[-3],

@@ -6,21 +6,22 @@ more than assign whole tiles:
 
 Stream-K (Osama et al., 2023) cuts the last wave of tiles along K (`csrc/scheduler/assignment.h`).
 A persistent kernel computes its tiles in waves, one tile on each multiprocessor, and in the last
-wave most multiprocessors may be idle. Stream-K assigns steps of the contracted dimension instead
-of tiles. Here it does so only in the last wave, whose sums then pass through memory.
+wave most multiprocessors may be idle. Stream-K assigns K tiles ("steps") instead of whole tiles of
+the result. Here it does so only in the last wave, whose sums then pass through memory.
 
-Skew: a tile of a contracting product takes as many steps as its group has rows. If one group has
-most of the rows, its few tiles keep few multiprocessors busy. The kernel looks at the group sizes
-when it starts (`csrc/scheduler/skew.h`), and assigns whole tiles if that is even. Otherwise it cuts
-tiles into pieces whose sums pass through memory (`csrc/scheduler/chains.h`), and idle warps write
-the zeros of empty groups. The sums and their order depend only on the sizes, so equal inputs give
-equal bits.
+Skew: the more rows a group has, the more steps its tiles of a contracting product take. If one
+group has most of the rows, its few tiles keep few multiprocessors busy. The kernel looks at the
+group sizes when it starts (`csrc/scheduler/skew.h`). If whole tiles keep multiprocessors evenly
+busy, it assigns whole tiles. Otherwise it cuts tiles into pieces whose sums pass through memory
+(`csrc/scheduler/chains.h`), and idle warps write the zeros of empty groups. The order of sums
+depends only on the group sizes, so equal inputs give equal bits.
 
-Ping-pong: the two consumer warpgroups of a thread block usually have half of every tile each, and
-both wait while a float32 tile is stored, because registers cannot keep it. If they take turns,
-each has whole, smaller tiles, and stores its tile while the other one multiplies
-(`csrc/sm90/consumer_pingpong.h`). Smaller tiles read more from L2. Ping-pong therefore pays only if
-tiles have few steps along K, and not if a tile takes longer to store than to multiply.
+Ping-pong: usually each of the two consumer warpgroups of a thread block computes half of every
+tile, and both wait while a float32 tile is stored, because it is too large to stay in registers. In
+a ping-pong kernel each warpgroup computes whole but smaller tiles, and stores a tile while the
+other warpgroup multiplies (`csrc/sm90/consumer_pingpong.h`). Smaller tiles read more from L2.
+Ping-pong therefore pays only if tiles have few steps along K, and not if a tile takes longer to
+store than to multiply.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from jax_grouped_gemm._src.plan import (
 
 ACCUMULATE_NAME = "ragged_accumulate"
 STORED_TRANSPOSED = ("km", "gnk", "nm")
-"""Dimensions of operands that are stored in another order than the product's."""
+"""Dimensions of the operands that are stored transposed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RaggedProblem:
       lhs_dtype, rhs_dtype, out_dtype: element types.
       m, k, n, g: extents of the dimensions.
       num_groups: number of global groups.
-      batch: extent of the native batch dimension, () without one.
+      batch: extent of the native batch dimension, () if there is none.
       batched: whether lhs, rhs, group sizes and group offset have the batch dimension.
       zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
       max_sms: the most multiprocessors that the kernel uses, None for all.
@@ -96,7 +97,7 @@ class RaggedProblem:
         out: str,
         **fields: Any,
     ) -> Self:
-        """Returns the problem of (lhs, rhs, group_sizes, group_offset) with the given names."""
+        """Returns the problem for the avals of lhs, rhs, group sizes and group offset."""
         ranks = (len(lhs), len(rhs), 1, 1)
         sizes: dict[str, Any] = {"g": params.get("num_groups")}
         for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
@@ -133,7 +134,7 @@ class RaggedProblem:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the product is added to an accumulator, by a kernel in place."""
+        """Whether a kernel adds the product to an accumulator in place."""
         return self.op == ACCUMULATE_NAME
 
     @property
@@ -143,12 +144,12 @@ class RaggedProblem:
 
     @property
     def multiply_adds(self) -> float:
-        """Multiply-adds of the local groups, if all groups are equal."""
+        """Multiply-adds of the local groups, if all groups have equal sizes."""
         local = self.g / max(self.num_groups, 1)
         return math.prod(self.batch) * self.m * local * self.k * self.n
 
     def counts(self) -> dict[str, Any]:
-        """Returns other sizes that must stay below the kernels' limit, by name."""
+        """Returns, by name, all sizes besides m, k, n and g that the kernels limit."""
         found = {"the number of groups": self.num_groups}
         if self.batch:
             (b,) = self.batch
@@ -156,14 +157,14 @@ class RaggedProblem:
         return found
 
     def shape(self, names: str) -> tuple[int, ...]:
-        """Extents of the named dimensions."""
+        """Returns the extents of the named dimensions."""
         return tuple(getattr(self, name) for name in names)
 
     @property
     def operand_bytes(self) -> float:
-        """Bytes read from lhs and rhs.
+        """Bytes that are read from lhs and rhs, if all groups have equal sizes.
 
-        These are rows of local groups, if all groups are equal, and weights of groups with rows.
+        A product reads rows of local groups, and weights of groups that have rows.
         """
         total = 0.0
         for (names, dtype), is_batched in zip(self.arrays[:2], self.batched, strict=False):
@@ -175,7 +176,7 @@ class RaggedProblem:
 
     @property
     def result_bytes(self) -> float:
-        """Bytes of the result, and of the accumulator."""
+        """Bytes of the result, and of the accumulator if there is one."""
         size = math.prod(self.batch) * math.prod(self.shape(self.out)) * self.out_dtype.itemsize
         return size * 2 if self.accumulates else size
 
@@ -192,27 +193,28 @@ NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """Bytes that a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
-# Stream-K: each pair (c, u) lets c clusters share the work of u units. The first pair that fits is
-# taken.
+# Stream-K: a pair (c, u) lets c clusters share the work of u units. Kernels use the first pair for
+# which there are enough clusters.
 RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
-"""Steps that cutting the last wave must save at least."""
+"""The least number of steps that cutting the last wave must save."""
 
-# The kernel never looks for skew in shapes beyond these limits: either no group sizes would be
-# worth cutting tiles for, or looking would take too long.
+# The kernel does not look for skew in shapes beyond these limits, because cutting tiles would never
+# pay, or looking would take too long.
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10
 
 
 def steps(problem: RaggedProblem) -> int:
-    """Steps along k of a kernel that keeps the rows."""
-    itemsize = min(problem.lhs_dtype.itemsize, 2)  # float32 has 16-bit parts
+    """Returns the number of steps along k, for a product that keeps the rows."""
+    itemsize = min(problem.lhs_dtype.itemsize, 2)  # float32 is split into 16-bit parts
     return cdiv(problem.k * itemsize, STEP_BYTES)
 
 
 def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
-    """Number of dense results of equal size and their rows and columns, for equal groups."""
+    """Returns the number of matrices in the result, and their rows and columns, for equal groups.
+    If the result keeps the rows, each group's rows count as a matrix."""
     count = math.prod(problem.batch) * problem.g
     if problem.contracts_rows:
         return count, problem.k, problem.n
@@ -220,24 +222,24 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
 
 
 def rows_stay(problem: RaggedProblem) -> bool:
-    """Whether lhs [m, k] is multiplied by weights."""
+    """Returns whether the result keeps the rows of an lhs [m, k]."""
     return (problem.lhs, problem.out) == ("mk", "mn")
 
 
 def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
-    """Number of tiles of all groups, if they are equal."""
+    """Returns the number of tiles of all groups, if groups have equal sizes."""
     count, rows, columns = result_tiles(problem)
     return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
 
 
 def count_waves(problem: RaggedProblem, tile: TileConfig, clusters: int) -> int:
-    """Units of the busiest cluster, if all groups are equal."""
+    """Returns the number of units of the busiest cluster, if groups have equal sizes."""
     count, *_ = result_tiles(problem)
     return cdiv(count * units_of_result(problem, tile), clusters)
 
 
 def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> float:
-    """Share of the tensor cores' work that is useful, with `places` tiles computed at a time."""
+    """Returns the useful share of the tensor cores' time, if `places` tiles run at a time."""
     count, rows, columns = result_tiles(problem)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     clusters = places // tile.cluster
@@ -248,10 +250,8 @@ def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> f
 
 
 def stream_k_waves(units: int, steps: int, clusters: int) -> float:
-    """Time of `units` units of `steps` steps on `clusters` clusters, in times of one whole unit.
-
-    It excludes the cost of handing sums over.
-    """
+    """Returns the time of `units` units of `steps` steps each on `clusters` clusters, in multiples
+    of the time of one whole unit, without the cost of handing sums over."""
     full, last = divmod(units, clusters)
     if last == 0:
         return full
@@ -261,18 +261,18 @@ def stream_k_waves(units: int, steps: int, clusters: int) -> float:
 
 
 def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
-    """Bytes for a float32 tile of each thread block, and for its consumers' announcements."""
+    """Returns the bytes for a float32 tile and the consumers' announcements of each CTA."""
     return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
 
 
 def cut_tile(kernel: TiledKernel) -> TileConfig:
-    """The tile that a kernel cuts where groups are unequal. Consumers share it, even if they take
-    turns with whole tiles."""
+    """Returns the tile that a kernel cuts if groups are unequal. Both consumers share a cut tile,
+    even in a ping-pong kernel, whose consumers have whole tiles each otherwise."""
     return kernel.tile if kernel.schedule == "cooperative" else DEFAULT_TILE
 
 
 def can_be_skewed(problem: RaggedProblem, kernel: TiledKernel) -> bool:
-    """Whether the kernel cuts tiles for some group sizes."""
+    """Returns whether the kernel cuts tiles for some group sizes."""
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
@@ -286,11 +286,11 @@ def can_be_skewed(problem: RaggedProblem, kernel: TiledKernel) -> bool:
 
 
 def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
-    """Whether there are group sizes for which tiles are cut.
+    """Returns whether kernels cut tiles for some group sizes.
 
     Args:
       rows: extent of the ragged dimension.
-      units: tiles of one group; tiles that a cluster computes together count once.
+      units: number of units of one group.
       groups: local groups of all batches.
     """
     return (
@@ -301,10 +301,10 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
 
 
 def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> int:
-    """Bytes for all sums that `num_blocks` thread blocks can hand over.
+    """Returns the bytes for all sums that `num_blocks` thread blocks can hand over.
 
-    Every cluster gets equally many tiles of a group. Each tile that is left over is cut into at
-    most `clusters // left_over` pieces, and into one more for the clusters that remain.
+    Every cluster gets equally many units of a group. Each unit that is left over is cut into at
+    most `clusters // left_over` pieces, and one more for the clusters that remain.
     """
     tile = cut_tile(kernel)
     clusters = num_blocks // tile.cluster
@@ -316,7 +316,7 @@ def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> 
 
 
 def units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
-    """Units of the result of one group: a tile for each thread block of a cluster."""
+    """Returns the number of units of one group. A unit has a tile for each CTA of a cluster."""
     _, rows, columns = result_tiles(problem)
     rows, columns = cdiv(rows, tile.tile_m), cdiv(columns, tile.tile_n)
     pairs, single = divmod(rows, tile.cluster)
@@ -327,7 +327,7 @@ R = TypeVar("R", bound=RaggedProblem)
 
 
 def addressable_problem(problem: R) -> R:
-    """Returns `problem` with rows padded to multiples that TMA can address."""
+    """Returns `problem` with contiguous dimensions padded to multiples that TMA can address."""
     padded: dict[str, Any] = {}
     for names, dtype in problem.arrays:
         row = names[-1]
@@ -342,24 +342,24 @@ def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Returns why kernels cannot read the arrays of `problem` without copies, empty if they can."""
     reasons = unaddressable_rows("mkn", problem, addressable, problem.terms)
     reasons += [
-        f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
+        f"the kernels need {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
         for name in ("lhs", "rhs")
         if getattr(problem, name) != getattr(addressable, name)
     ]
     if problem.lhs_dtype != addressable.lhs_dtype:
         reasons.append(
-            f"no kernel multiplies two operands of {problem.lhs_dtype}: lhs is split into two of "
-            f"{addressable.lhs_dtype}"
+            f"no kernel multiplies two operands of {problem.lhs_dtype}, so lhs is split into two "
+            f"arrays of {addressable.lhs_dtype}"
         )
     return "; ".join(reasons)
 
 
 LEAST_BYTES = 16
-"""A kernel's buffers are never empty."""
+"""The least size of a workspace, because kernels take no empty buffers."""
 
 
 def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target) -> int:
-    """Bytes of workspace of the kernel of a plan."""
+    """Returns the size of the kernel's workspace in bytes."""
     tile = kernel.tile
     if kernel.schedule == "stream_k":
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
@@ -369,10 +369,8 @@ def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, target: Target)
 
 
 def _float32_bytes(problem: RaggedProblem) -> int:
-    """Bytes of the parts of both operands, and of notes on groups, rows and matrices.
-
-    The layout is that of `csrc/ragged/parts_workspace.cc`.
-    """
+    """Returns the bytes for the parts of both operands, and for data on groups, rows and matrices,
+    in the layout of `csrc/ragged/parts_workspace.cc`."""
     lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
     owners_batched = sizes_batched or offset_batched
     lhs_batched |= owners_batched

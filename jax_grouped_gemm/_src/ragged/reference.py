@@ -1,11 +1,11 @@
-"""The ragged matmuls in pure JAX: what every other implementation must compute.
+"""The ragged matmuls in pure JAX, which define the result of every other implementation.
 
-They run on every backend. Primitives lower to them where the CUDA kernels do not apply. Small
-products, and those of one group, are dots of all rows for every group, and masks. Larger products
-loop over tiles of rows, see `tile_loop`. The loop does not multiply the work by the number of
-groups, but XLA compiles each loop separately.
+They run on every backend. Primitives lower to them where the CUDA kernels do not apply. For a small
+product or a single group, every group multiplies all rows, and masks select the group's own rows.
+Larger products loop over tiles of rows (`tile_loop`). The loop does not multiply the work by the
+number of groups, but XLA compiles each loop separately.
 
-An operand may have a leading batch dimension; the whole batch shares an operand without it.
+An operand may have a leading batch dimension. The whole batch shares operands without it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from jax_grouped_gemm._src.arrays import (
 from jax_grouped_gemm._src.ragged import tile_loop
 from jax_grouped_gemm._src.ragged.dot import Dot, element, rows_between, where_owned
 
-# With so many float32 multiplications, all rows by all groups' matrices take about as long on a CPU
-# as the loop over tiles, which takes longer to compile. A mask takes as long as so many columns of
-# a product. docs/notes/ragged.md has the measurements.
+# Up to this number of float32 multiplications, masked products of all rows are about as fast on a
+# CPU as the loop over tiles, and compile faster. A mask takes as long as `MASKED_COLUMNS` columns
+# of a product. docs/notes/ragged.md has the measurements.
 MAX_MULTIPLICATIONS = 2**19
 MASKED_COLUMNS = 16
 
 FORMS = ("auto", "tiles")
-"""Forms of products inside `with form(...)`: masks where they are as fast, or always tiles."""
+"""Values for `with form(...)`: "auto" uses masks where they are as fast, "tiles" never does."""
 form = jax.make_user_context(FORMS[0])
 
 
@@ -58,7 +58,7 @@ def ragged_noncontracting(
     Args:
       lhs: [b?, m, k], or [b?, k, m] with `transpose_lhs`.
       rhs: [b?, g, k, n], or [b?, g, n, k] with `transpose_rhs`.
-      group_sizes: int32 [b?, G], how many consecutive rows each global group owns.
+      group_sizes: int32 [b?, G], the number of consecutive rows of each global group.
       group_offset: int32 [b?, 1]; `rhs[i]` belongs to the global group `group_offset + i`.
       preferred_element_type: dtype of the result.
       precision: precision of the dots.
@@ -85,10 +85,10 @@ def ragged_noncontracting(
             return tile_loop.noncontracting(dot, lhs, rhs, bounds)
 
         owned = jax.vmap(rows_between, (None, 0, 0))(num_rows, *bounds)
-        # Broadcast lhs, because XLA lacks code for some 16-bit products on a CPU without it.
+        # Broadcast lhs, because XLA cannot compile some 16-bit products for a CPU without it.
         products = jax.vmap(dot)(lax.broadcast(lhs, (num_groups,)), rhs)  # [g, m, n]
         if num_groups == 1:
-            # XLA does not see that a single group needs no choice.
+            # Skip the selection, because XLA does not remove it for a single group.
             chosen = products[0]
         else:
             chosen = jax.vmap(element, (1, 0))(products, lax.argmax(owned, 0, jnp.int32))
@@ -111,12 +111,12 @@ def ragged_contracting(
     preferred_element_type: np.dtype,
     precision: lax.PrecisionLike,
 ) -> jax.Array:
-    """Contracts the rows that each group owns in `lhs` and `rhs`: `lhs[rows].T @ rhs[rows]`.
+    """Returns `lhs[rows].T @ rhs[rows]` for the rows of each group.
 
     Args:
       lhs: [b?, m, k], or [b?, k, m] with `transpose_lhs`.
       rhs: [b?, m, n], or [b?, n, m] with `transpose_rhs`.
-      group_sizes: int32 [b?, G], how many consecutive rows each global group owns.
+      group_sizes: int32 [b?, G], the number of consecutive rows of each global group.
       group_offset: int32 [b?, 1]; result `i` belongs to the global group `group_offset + i`.
       num_groups: number of results.
       preferred_element_type: dtype of the result.
@@ -161,7 +161,7 @@ def ragged_accumulate(
     group_offset: jax.Array,
     **options: Any,
 ) -> jax.Array:
-    """Adds a `ragged_contracting` product, which takes `options` too, to `accumulator`.
+    """Adds a `ragged_contracting` product with `options` to `accumulator`.
 
     Args:
       accumulator: [b?, g, k, n]; it has the batch dimension if any operand has it.
@@ -187,7 +187,7 @@ def ends_of_groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
     total_groups = sizes.shape[-1]
     if is_static(num_rows, total_groups) and num_rows * total_groups < 2**31:
         return jnp.minimum(lax.cumsum(sizes, axis=sizes.ndim - 1), num_rows)
-    # A plain sum could overflow; this one saturates without ever exceeding num_rows.
+    # A plain sum could overflow. This sum saturates at num_rows.
     return lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes, axis=-1)
 
 
@@ -196,15 +196,15 @@ def local_group_bounds(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns first row and end row of each of the `num_groups` groups from `group_offset` on.
 
-    Negative sizes count as zero, the running sum saturates at `num_rows`, and a local group beyond
-    the global ones owns nothing, so any input gives rows inside [0, num_rows].
+    All rows are inside [0, num_rows] for any input: negative sizes count as zero, the running sum
+    saturates at `num_rows`, and a local group that is not a global group owns no rows.
     """
     total_groups = group_sizes.shape[0]
     if total_groups == 0:
         empty = jnp.zeros(num_groups, jnp.int32)
         return empty, empty
     ends = ends_of_groups(group_sizes, num_rows)
-    # Append as many empty groups as an offset can reach.
+    # Pad with empty groups on both sides, for offsets that reach beyond the global groups.
     none = jnp.zeros(num_groups, ends.dtype)
     offset = jnp.minimum(jnp.maximum(group_offset, -num_groups), total_groups) + num_groups
 
@@ -220,7 +220,7 @@ def local_group_bounds(
 def _multiplies_all_rows(
     dot: Dot, total_groups: int, num_groups: int, num_rows: int, *dimensions: int
 ) -> bool:
-    """Whether each local group multiplies all rows, with masks, instead of tiles.
+    """Returns whether each local group multiplies all rows, with masks, instead of tiles.
 
     Args:
       dot: dot of one group.
@@ -252,7 +252,7 @@ def owned_window(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the first row that a local group owns, and the end of these rows."""
-    # Local groups follow each other without a gap; nonexistent groups are 0 to 0.
+    # Rows of local groups are contiguous. Local groups that are not global groups are 0 to 0.
     starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
     first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
     return first, jnp.max(ends, initial=0)

@@ -1,4 +1,4 @@
-"""Groups of a device with a slice of the rows, or of the groups' matrices."""
+"""Group sizes and offsets on a device that has a slice of the rows, or of the groups' matrices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from jax_grouped_gemm._src.ragged.reference import ends_of_groups
 def of_groups(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Localises a ragged product whose last operands are group sizes and offset.
+    """Returns a device's operands and parameters of a product that ends in group sizes and offset.
 
-    Slices of rows m: the local size of a group is the number of its rows in the slice. Rows of the
-    slice begin with its first group, so it needs no offset. Slices of groups g: the window of
-    groups begins later.
+    If m is split, the local size of a group is the number of its rows in the slice. If g is split,
+    the offset grows by the index of the slice's first group.
     """
     *others, sizes, offset = operands
     if split.splits("m"):
@@ -30,7 +29,7 @@ def of_groups(
         if "num_groups" in params:
             params["num_groups"] = split.part("g")
         if "zeroes_unowned" in params:
-            # Rows of other devices' groups are terms of a sum.
+            # Rows of other devices' groups must be zero, because devices add up their results.
             params["zeroes_unowned"] = True
     return (*others, sizes, offset), params
 
@@ -38,7 +37,10 @@ def of_groups(
 def of_accumulator(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Localises an accumulating product; the sum over devices adds the accumulator once."""
+    """Returns a device's operands and parameters of an accumulating product.
+
+    If m is split, devices add up their results, so only the first one adds the accumulator.
+    """
     (accumulator, *others), params = of_groups(operands, params, split)
     if split.splits("m"):
         accumulator = jnp.where(split.first("m") == 0, accumulator, 0)

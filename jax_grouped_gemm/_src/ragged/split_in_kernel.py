@@ -1,9 +1,10 @@
-"""Decides whether the kernel itself splits float32 operands, instead of passes before it.
+"""Decides whether the product's kernel splits float32 operands itself, or passes split them first.
 
-Passes over operands cost the same however little there is to multiply, and each kernel costs a
-start. If groups have few rows, or matrices few rows or columns, these costs dominate, and tiles of
-128x256 are mostly empty. The kernel that splits has tiles of 64x128 and no passes, but splits
-weights again for every 64 rows, and takes three products of bfloat16 parts for one of float16.
+A pass over an operand takes the same time however few rows there are, and each pass is a kernel
+launch. If groups have few rows, or matrices few rows or columns, these costs dominate, and tiles of
+128x256 are mostly empty. The kernel that splits operands itself has tiles of 64x128 and needs no
+passes. But it splits weights again for every 64 rows, and needs three products of bfloat16 parts
+where the other kernel needs one product of float16 parts.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from jax_grouped_gemm._src.ragged.problem import RaggedProblem, result_tiles, st
 SWAPPED_FLOAT32_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 SPLIT_MOST_ROWS = 64
-"""Average rows of a group up to which it is always faster: reading weights takes longer than
-multiplying them, and passes over weights take even longer."""
+"""Mean number of rows of a group up to which splitting in the kernel is always faster. Reading
+weights then takes longer than multiplying them, and passes over weights take even longer."""
 
-# Fitted to products of more rows in h200_never_slower.json, at the default precision
-# (docs/notes/float32.md): of a call; of a wave of tiles and of each of its steps; and the share of
-# the memory's bandwidth.
+# These numbers are fitted to products of more rows in h200_never_slower.json, at the default
+# precision (docs/notes/float32.md). They are the time of a call, of a wave of tiles, and of each
+# step of a wave, and the share of the memory's bandwidth that is reached.
 SECONDS, WAVE_SECONDS, STEP_SECONDS, SHARE = 4e-6, 1.2e-6, 1.04e-6, 0.61
-# The same for the product after passes, which also look at each group.
+# These are the same numbers for a product after passes, whose time also grows with the groups.
 PASSES_SECONDS, GROUP_SECONDS = 14.5e-6, 0.4e-6
 PASSED_WAVE_SECONDS, PASSED_STEP_SECONDS, PASSED_SHARE = 1e-6, 0.61e-6, 0.42
-# Predictions are inexact, so splitting in the kernel must be faster by more than this.
+# Predictions are inexact, so splitting in the kernel must take less than this share of the time.
 MARGIN = 0.95
 
 
 def pays(problem: RaggedProblem, target: Target) -> bool:
-    """Whether to split in the kernel, for float32 products that keep the rows."""
+    """Returns whether to split in the kernel, for float32 products that keep the rows."""
     if problem.m <= SPLIT_MOST_ROWS * problem.num_groups:
         return True
     return seconds(problem, target) < MARGIN * seconds_with_passes(problem, target)
@@ -62,7 +63,7 @@ def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
 
 
 def _waves(problem: RaggedProblem, tile: TileConfig, target: Target) -> int:
-    """Waves of tiles, the last of each group being half full, whatever the groups' sizes are."""
+    """Returns the number of waves, if the last tile of each group is half full on average."""
     groups, rows, columns = result_tiles(problem)
     tiles = groups * max(rows / tile.tile_m + 0.5, 1) * cdiv(columns, tile.tile_n)
     return -int(-tiles // target.multiprocessors)

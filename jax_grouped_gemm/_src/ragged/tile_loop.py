@@ -1,6 +1,6 @@
-"""The ragged matmuls as a loop over the row tiles that exist, with a traced trip count.
+"""The ragged matmuls as loops over tiles of rows, whose number is known only at run time.
 
-The loops do O(M*K*N) work plus one tile per group, and never build a [G, M, K] temporary.
+A loop does O(M*K*N) work plus one tile per group, and makes no [G, M, K] temporary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.ragged.dot import Dot, element, rows_between, select_
 
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 256
-SYMBOLIC_TILE_ROWS = 64  # for any number of rows
+SYMBOLIC_TILE_ROWS = 64  # for symbolic numbers of rows or groups
 
 
 def noncontracting(
@@ -25,13 +25,13 @@ def noncontracting(
     """Multiplies the rows of each group by the group's own matrix.
 
     Args:
-      dot: of a tile of lhs and a matrix.
+      dot: the dot of a tile of lhs and a matrix.
       lhs: bits of [m, k] or [k, m].
       rhs: bits of [g, k, n] or [g, n, k].
       bounds: [g], first row and end row of each group.
 
     Returns:
-      bits of [m, n], zero in the rows of no group.
+      bits of [m, n], zero in rows that no group owns.
     """
     lhs_axis = 1 - dot.contracting[0]
     num_rows, num_groups = lhs.shape[lhs_axis], rhs.shape[0]
@@ -47,7 +47,7 @@ def noncontracting(
         group, first, end = tiles.at(tile)
         window = _RowWindow(first, end, tile_rows, padded_rows)
         product = dot.result(dot(window.load(lhs, lhs_axis), element(rhs, group)))
-        # The window may reach into rows of other groups, which keep their values.
+        # The window may include rows of other groups, which must keep their values.
         kept = window.load(out, axis=0)
         return window.store(out, select_rows(window.mask, product, kept, axis=0))
 
@@ -60,7 +60,7 @@ def contracting(
     """Contracts the rows of each group.
 
     Args:
-      dot: of a tile of lhs and one of rhs.
+      dot: the dot of a tile of lhs and a tile of rhs.
       lhs: bits of [m, k] or [k, m].
       rhs: bits of [m, n] or [n, m].
       bounds: [g], first row and end row of each group.
@@ -84,7 +84,8 @@ def contracting(
         window = _RowWindow(first, end, tile_rows, padded_rows)
         # Mask both factors, because a zero in one does not silence a NaN in the other.
         product = dot(window.load_masked(lhs, lhs_axis), window.load_masked(rhs, rhs_axis))
-        # Start each group from zero by selection, because the previous sum may be NaN.
+        # Select zeros for a group's first tile instead of multiplying by zero, because the sum of
+        # the previous group may be NaN.
         before = lax.select(
             lax.broadcast(first == element(tiles.start, group), accumulator.shape),
             jnp.zeros_like(accumulator),
@@ -104,12 +105,12 @@ def contracting(
 class _Tiles:
     """The tiles of all groups, in order.
 
-    Computed before the loop over tiles as far as possible: XLA compiles this once for all products
-    of the same groups, but the body of a loop once for each product.
+    As much as possible is computed here instead of in the loop, because XLA compiles this code once
+    for all products of the same groups, but the body of a loop once for each product.
 
     Attributes:
       group: [T], the group of each tile; only the first `count` tiles exist.
-      base: [G], the first row of a group's tile 0, even if it does not exist.
+      base: [G], for each group the first row that tile 0 would have if it belonged to the group.
       start, end: [G], first and end row of each group.
       count: number of tiles.
       tile_rows: rows of each tile.
@@ -137,22 +138,22 @@ class _Tiles:
         return cls(group, start - (last - tiles) * tile_rows, start, end, last[-1], tile_rows)
 
     def at(self, tile: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the group of a tile, its first row, and its group's end."""
+        """Returns the group of a tile, the first row of the tile, and the end row of the group."""
         group = element(self.group, tile)
         first = element(self.base, group) + tile * self.tile_rows
         return group, first, element(self.end, group)
 
 
 def _with_element(x: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
-    """x.at[index].set(value), for an index that is in range."""
+    """Returns x.at[index].set(value), for an index that is in range."""
     return lax.dynamic_update_index_in_dim(x, value, index, 0, allow_negative_indices=False)
 
 
 class _RowWindow:
-    """A window of `tile_rows` rows of a matrix, where only rows in [first, end) count.
+    """A window of `tile_rows` rows of a matrix, with a mask of the rows in [first, end).
 
-    A dynamic slice must lie inside its array, so the last window is moved up and masks the rows
-    before `first` as well as those from `end` on.
+    A dynamic slice must lie inside its array, so the last window begins before `first`. The mask
+    then excludes the rows before `first` as well as those from `end` on.
     """
 
     def __init__(self, first: jax.Array, end: jax.Array, tile_rows: int, num_rows: int):
@@ -175,7 +176,7 @@ class _RowWindow:
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
-    """Rows per tile: about one tile for a group of average size."""
+    """Returns the rows per tile, so that a group of average size has about one tile."""
     if not is_static(num_rows, num_groups):
         return SYMBOLIC_TILE_ROWS
     average = cdiv(num_rows, num_groups)

@@ -1,7 +1,7 @@
-"""The tables of kernels that ragged products choose from, as csrc/ragged/tiles.h has them.
+"""The tables of kernels that ragged products choose from; csrc/ragged/tiles.h has the same tiles.
 
 The first entry that runs a problem is the default. A plan takes the first other entry that runs
-the problem and pays. `use_tiles` takes any that run it.
+the problem and pays, if there is one. `use_tiles` may select any entry that runs the problem.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
 NARROW_STREAM_K_TILE = dataclasses.replace(NARROW_TILE, stream_k=True)
 PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 
-# Cutting the last wave saves 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
-# if groups or steps are few. Elsewhere it saves nothing, or costs up to 1 % (2 % in FP8).
+# Cutting the last wave saves 6 % of the time of 8.2 waves of 224 steps. Outside these limits it
+# saves nothing, or costs up to 1 % (2 % in FP8).
 STREAM_K_LEAST_ROWS = 256
 STREAM_K_LEAST_STEPS = 64
 STREAM_K_MOST_WAVES = 16
-# For few tiles, at most two waves, with any rows: cutting the last wave must save so many steps.
-# With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25 times as much
+# For at most two waves, with any number of rows, cutting must save at least this number of steps.
+# If it saves 25 or more, it takes .48 to .97 of the time; if 21 or fewer, up to 1.25 times as long
 # (docs/notes/ragged.md).
 STREAM_K_FEW_WAVES = 2
 STREAM_K_SAVED_STEPS = 25
-# The same for narrow tiles: with 21 steps cutting takes .85 to .94 of the time, with 18 and fewer
-# 1.06 to 1.5 times as much.
+# This is the limit for narrow tiles. If cutting saves 21 steps, it takes .85 to .94 of the time; if
+# 18 or fewer, 1.06 to 1.5 times as long.
 NARROW_SAVED_STEPS = 20
 
-# Waves of narrow tiles up to which they compute weight gradients, and other products of so few
-# steps, faster even if they are twice as many: .72 to .96 and .80 to 1.03 of the time, where with
-# four they take 1.07 times as much (docs/notes/ragged.md).
+# Up to this number of waves, narrow tiles are faster even if they need twice as many waves. They
+# take .72 to .96 of the time for weight gradients, and .80 to 1.03 for other products of at most
+# `NARROW_STEPS` steps. With four waves they take 1.07 times as long (docs/notes/ragged.md).
 NARROW_WAVES, NARROW_STEPS = 3, 4
 
-# Bounds of the mean rows of a group within which taking turns was measured to pay.
+# Ping-pong was measured to pay between these mean numbers of rows of a group.
 PINGPONG_LEAST_ROWS = 384
 PINGPONG_MOST_ROWS = 2048
 
 
 def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
-    """Whether tiles of half the columns take no more waves, each of which is shorter."""
+    """Returns whether narrow tiles, whose waves are shorter, take few enough waves to be faster."""
     clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
     wide, narrow = (count_waves(problem, tile, clusters) for tile in (DEFAULT_TILE, NARROW_TILE))
     are_short = problem.contracts_rows or steps(problem) <= NARROW_STEPS
@@ -69,7 +69,7 @@ def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
 
 
 def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
-    """Whether to cut the last of many waves, from the mean size of a group, steps and waves."""
+    """Returns whether cutting the last wave pays, if there are many waves."""
     waves = count_tiles(problem, STREAM_K_TILE) / target.multiprocessors
     return (
         cdiv(problem.m, problem.num_groups) >= STREAM_K_LEAST_ROWS
@@ -79,7 +79,7 @@ def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> b
 
 
 def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, least: int) -> bool:
-    """Whether to cut the last of many waves, or of few waves if that saves `least` steps."""
+    """Returns whether cutting the last wave pays; of few waves, it must save `least` steps."""
     clusters = max(target.multiprocessors // tile.cluster, 1)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
@@ -99,14 +99,14 @@ def _not_for_gradients(problem: RaggedProblem) -> str:
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
-    if problem.n <= NARROW_TILE.tile_n:  # a third of a tile would be empty: 1.03 to 1.4 times
+    if problem.n <= NARROW_TILE.tile_n:  # a third of each tile would be empty: 1.03 to 1.4 times
         return False
     least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
     return least <= problem.m <= most
 
 
 ALL_ROWS = Kernel("xla_all_rows")
-"""XLA's product of all rows with every group's matrix: `whole` says where that is faster."""
+"""XLA's product of all rows with every group's matrix; see `whole`."""
 
 _of_16_bits = functools.partial(TiledKernel, lhs=FLOATS_16, out=FLOATS)
 
@@ -160,7 +160,7 @@ def _float32_table(name: str) -> tuple[TiledKernel, ...]:
             record=(name, "decode_up/forward/random"),
             refuses=_not_for_gradients,
             pays=split_in_kernel.pays,
-            # The other kernel has one scale for all rows of a group.
+            # The first kernel is not batch invariant, because all rows of a group share a scale.
             in_order=always,
         ),
     )
@@ -168,5 +168,5 @@ def _float32_table(name: str) -> tuple[TiledKernel, ...]:
 
 FLOAT32 = _float32_table("h200_float32_default.json")
 FLOAT32_EXACT = _float32_table("h200_float32_highest.json")
-"""The tables for two operands of float32, by the accuracy that is asked for."""
+"""The tables for two operands of float32, at the default and at the highest precision."""
 KERNELS, EXACT_KERNELS = (*SIXTEEN_BITS, *FLOAT32), (*SIXTEEN_BITS, *FLOAT32_EXACT)

@@ -1,6 +1,6 @@
-"""XLA's products of all rows with every group's matrix, which small problems fall back to.
+"""XLA's products of all rows with every group's matrix, to which small problems fall back.
 
-`_src.fallback` predicts which problems do.
+`_src.fallback` predicts for which problems they are faster than the kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
 def xla_work(problem: RaggedProblem) -> Work | None:
-    """The work of XLA's product of `problem`, for `fallback`; None if there is none."""
+    """Returns the work of XLA's product for `fallback`, None if XLA has no such product."""
     g, m, k, n = problem.shape("gmkn")
     if problem.accumulates or problem.batch or not is_static(g, m, k, n):
         return None
@@ -37,7 +37,7 @@ def xla_work(problem: RaggedProblem) -> Work | None:
         problem.lhs_dtype,
         problem.terms,
         moved_bytes=lhs + rhs + out,
-        pass_bytes=2 * copied,  # which are written and read
+        pass_bytes=2 * copied,  # copies are written and read
         copied_bytes=copied,
     )
 
@@ -49,10 +49,10 @@ def product(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """The reference by one batched product and masks.
+    """Computes the reference as one batched product and masks.
 
-    A NaN or Inf in another group's matrix or rows reaches no result, because selection before or
-    after the product leaves them out.
+    A NaN or Inf in another group's matrix or rows reaches no result, because masks select the
+    group's rows of the products, or of both factors.
     """
     problem = plan.problem
     g, m = problem.shape("gm")
@@ -73,7 +73,7 @@ def product(
     row_axis = 1 + problem.lhs.index("m")
     if not problem.contracts_rows:
         products = dot(lhs, rhs, 1 + problem.lhs.index("k"), problem.rhs.index("k"))
-        # A row has at most one group.
+        # Each row has at most one group, so the sum adds zeros to at most one product.
         return _select(owned, products, 1).sum(axis=0)
     rhs = jnp.broadcast_to(rhs, (g, *rhs.shape))
     rhs_axis = 1 + problem.rhs.index("m")

@@ -1,1 +1,1 @@
-"""Routing tokens to experts, and moving their rows there and back."""
+"""Routes tokens to experts, and moves their rows there and back."""

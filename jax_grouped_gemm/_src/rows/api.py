@@ -1,13 +1,13 @@
-"""Moves rows of a mixture of experts: sorts by expert, copies tokens to rows, adds rows up.
+"""Moves rows of a mixture of experts: sorts by expert, copies tokens to rows, adds up rows.
 
 A token has k pairs, (token, choice). After sorting by expert, row i belongs to pair `order[i]` =
 token * k + choice, and the row of a pair is `inverse[token, choice]`.
 
-Operations copy bit by bit, add up in float32 (float64 of float64) in the order of the choices, and
-round once. An index that is negative or too large stands for no row. `count` is the number of valid
-rows, an integer on the device. The CUDA kernels neither read nor write rows at or past `count`; the
-contents of these rows are undefined in results and in cotangents. So a buffer for the worst case
-takes memory but no time.
+Operations copy bits unchanged. They sum in float32 (float64 for float64) in the order of the
+choices, and round once. A negative or too large index stands for no row. `count` is the number of
+valid rows, an integer on the device. The CUDA kernels neither read nor write rows at or past
+`count`, so these rows are undefined in results and in cotangents. Therefore a buffer for the worst
+case takes memory but no time.
 
 All moves are differentiable to any order; `dispatch` and `combine` are each other's transpose.
 """
@@ -44,8 +44,8 @@ def sort_by_expert(
     """Orders the (token, choice) pairs so that every expert owns one contiguous range of rows.
 
     Args:
-      routing: the result of `route`, or only its experts: integers [..., k]. Experts outside [0, E)
-        are on other devices: their pairs come last and are not counted.
+      routing: the result of `route`, or only its experts, integers [..., k]. Experts outside [0, E)
+        are on other devices. Their pairs come last, and `group_sizes` does not count them.
       num_experts: E, if `routing` has only experts.
       implementation: see `gather_rows`. The kernel is a stable counting sort, in one launch for up
         to 4096 pairs and two for more.
@@ -57,7 +57,7 @@ def sort_by_expert(
     """
     if isinstance(routing, jax.Array | np.ndarray):
         experts = _integers("sort_by_expert", "experts", routing)
-        # None is no integer either.
+        # This also refuses None.
         num_experts = checked_int("num_experts", num_experts)  # type: ignore[arg-type]
         if num_experts < 0:
             raise ValueError(f"num_experts must not be negative, got {num_experts}")
@@ -75,7 +75,7 @@ def sort_by_expert(
         num_experts=num_experts,
         implementation=checked_implementation(implementation),
     )
-    # Not -1: no reshape infers one dimension of a result without elements.
+    # Do not use -1, because `reshape` cannot infer a dimension of an array without elements.
     inverse = inverse.reshape(math.prod(experts.shape[:-1]), experts.shape[-1])
     return ExpertOrder(order, inverse, group_sizes)
 
@@ -88,19 +88,19 @@ def gather_rows(
     inverse: ArrayLike | None = None,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Copies `x[rows]`, with rows of zeros where an index is not in [0, T).
+    """Returns `x[rows]`, with rows of zeros where an index is not in [0, T).
 
     Args:
       x: tokens [T, ...] of any dtype.
-      rows: integers [m], the token that each row is a copy of, such as `order // top_k`.
-      count: integer scalar, number of valid rows, by default m. Other rows are undefined.
-      inverse: integers [T, k], the positions of each token in `rows`. Each position occurs once;
-        indices that are negative or too large stand for no row. With `inverse` the kernel reads
-        each token once, and the gradient with respect to `x` is `combine`. Without `inverse`, XLA
-        computes this gradient, which is slower: it sorts the rows by token, and adds up the rows of
-        each token in ascending order.
+      rows: integers [m], the token that each row copies, such as `order // top_k`.
+      count: integer scalar, the number of valid rows, by default m. Other rows are undefined.
+      inverse: integers [T, k], the positions of each token in `rows`. Each position must occur
+        once; a negative or too large index stands for no row. With `inverse`, the kernel reads each
+        token once, and the gradient with respect to `x` is `combine`. Without `inverse`, XLA
+        computes this gradient, which is slower, because XLA sorts the rows by token, and adds up
+        the rows of each token in ascending order.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
-        "cuda" insists on the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and float32,
+        "cuda" requires the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and float32,
         in pieces of 16 bytes if the size of a token is a multiple of 16 bytes.
 
     Returns:
@@ -109,8 +109,8 @@ def gather_rows(
     Raises:
       TypeError: an operand has an unsuitable dtype or shape.
       ValueError: `implementation` is invalid.
-      NotImplementedError: "cuda" was asked for and no kernel can run, or an operand is sharded over
-        explicit mesh axes.
+      NotImplementedError: `implementation="cuda"` but no kernel can run, or an operand is sharded
+        over explicit mesh axes.
     """
     x = _array("gather_rows", "x", x)
     rows = _integers("gather_rows", "rows", rows)
@@ -148,12 +148,12 @@ def dispatch(
     Args:
       x: see `gather_rows`.
       expert_order: the result of `sort_by_expert`.
-      count: see `gather_rows`; `expert_order.group_sizes.sum()` leaves out pairs whose experts are
-        on other devices.
+      count: see `gather_rows`. Pass `expert_order.group_sizes.sum()` to leave out pairs whose
+        experts are on other devices.
       implementation: see `gather_rows`.
 
     Raises:
-      TypeError: `x` has no T tokens, or `expert_order` is no result of `sort_by_expert`.
+      TypeError: `x` does not have T tokens, or `expert_order` is not an `ExpertOrder`.
       ValueError, NotImplementedError: see `gather_rows`.
     """
     order, inverse = checked_order("dispatch", expert_order)
@@ -189,14 +189,13 @@ def combine(
 
     Args:
       rows: [m, ...] of any dtype; with `weights`, floating point or complex.
-      expert_order: the result of `sort_by_expert`, for m = T*k; or only the field `inverse` of one,
+      expert_order: the result of `sort_by_expert`, for m = T*k; or only its field `inverse`,
         integers [T, k], for any m.
       top_k: k; optional.
       weights: [T, k], floating point, by default ones.
       order: integers [m], the pair t * k + c of every row, if `expert_order` is only the inverse.
-        With `order`, no row may belong to two pairs, and the gradient with respect to `rows` is a
-        gather, as with the result of `sort_by_expert`. If the order of the rows is not known, the
-        gradient is a scatter-add.
+        With `order` or the result of `sort_by_expert`, the gradient with respect to `rows` is a
+        gather, and no row may belong to two pairs. Otherwise the gradient is a scatter-add.
       count: see `gather_rows`.
       implementation: see `gather_rows`.
 
@@ -205,8 +204,8 @@ def combine(
 
     Raises:
       TypeError: an operand has an unsuitable dtype or shape.
-      ValueError: `top_k` is given and is not k, or `order` is given although `expert_order`
-        already has one, or `implementation` is invalid.
+      ValueError: `top_k` is not k, or `order` is given although `expert_order` has an order, or
+        `implementation` is invalid.
       NotImplementedError: see `gather_rows`.
     """
     rows = _array("combine", "rows", rows)
@@ -244,7 +243,7 @@ def _order_of_rows(rows, expert_order, order) -> tuple[jax.Array, jax.Array]:
     """Returns order [m], or [0] if it is not known, and inverse [T, k]."""
     if not isinstance(expert_order, jax.Array | np.ndarray):
         if order is not None:
-            raise ValueError("combine: order is part of expert_order, and given as well")
+            raise ValueError("combine: order is part of expert_order, so it must not be given too")
         order, inverse = checked_order("combine", expert_order)
         if rows.shape[0] != order.size:
             raise TypeError(

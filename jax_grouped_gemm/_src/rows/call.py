@@ -1,4 +1,4 @@
-"""Runs the plan of an operation on rows: one custom call."""
+"""Custom calls of the operations on rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOTS_TARGET = "jax_grouped_gemm.row_dots.v1"
 
 
 def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operand."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the primitive's operand."""
     if plan.kernel == NOTHING:
         return [jnp.zeros(result.shape, result.dtype) for result in plan.problem.results]
     *batch, num_experts = plan.problem.results[2].shape

@@ -1,4 +1,4 @@
-"""Checks operands of the MoE functions."""
+"""Checks the operands of the functions in `moe`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ register_namedtuple_serialization(ExpertOrder, serialized_name="jax_grouped_gemm
 
 
 def check_whole_routing(function: str, routing: Routing) -> None:
-    """Does `check_routing`, and raises a `NotImplementedError` if explicit axes shard it."""
+    """Runs `check_routing`, and raises a `NotImplementedError` if explicit axes shard `routing`."""
     check_routing(function, routing)
     refuse_sharded(function, **{f"routing.{name}": x for name, x in routing._asdict().items()})
 
@@ -93,7 +93,7 @@ def check_real(function: str, name: str, operand: jax.Array, *factors: jax.Array
     """Raises a `TypeError` if only `operand` is complex: its imaginary part would be lost."""
     if jnp.iscomplexobj(operand) and not any(map(jnp.iscomplexobj, factors)):
         raise TypeError(
-            f"{function}: {name} must be real where all that it is applied to is, got dtype "
+            f"{function}: {name} must be real if the other operands are real, got dtype "
             f"{operand.dtype}"
         )
 
@@ -111,11 +111,11 @@ def checked_biases(
         return [None] * 3
     if not isinstance(biases, tuple | list) or len(biases) != 3:
         raise TypeError(
-            f"{function}: biases must be a triple, of wi_0, wi_1 and wo, got "
+            f"{function}: biases must be a triple, for wi_0, wi_1 and wo, got "
             f"{type(biases).__name__}"
         )
     if wi_1 is None and biases[1] is not None:
-        raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
+        raise TypeError(f"{function}: biases[1] must be None where wi_1 is None")
     checked: list[jax.Array | None] = []
     for i, (bias, matrices) in enumerate(zip(biases, (wi_0, wi_1, wo), strict=True)):
         if bias is None or matrices is None:

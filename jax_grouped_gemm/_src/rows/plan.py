@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
 
 MOST_EXPERTS = 16384
-"""The most experts for which a block has one counter each."""
+"""The most experts for which a thread block has a counter for each expert."""
 
 PAIRS_OF_A_SORT_IN_ONE_BLOCK = 4096
 PAIRS_OF_A_BLOCK = 1024
@@ -36,17 +36,17 @@ COUNTS_OF_ALL_BLOCKS = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sort(Kernel):
-    """A way to sort; its problem is the number of pairs.
+    """A way to sort. Its problem is the number of pairs.
 
     Attributes:
-      blocks: thread blocks for so many pairs and experts.
+      blocks: returns the number of thread blocks for numbers of pairs and of experts.
     """
 
     blocks: Callable[[int, int], int]
 
 
 def _several_blocks(pairs: int, num_experts: int) -> int:
-    """Number of blocks that makes a sort fastest, as each reads the counts of all other blocks."""
+    """Returns the fastest number of thread blocks. More blocks read more counts of other blocks."""
     by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
     return min(cdiv(pairs, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
 
@@ -60,15 +60,15 @@ SORTS = (
         pays=lambda pairs, target: pairs <= PAIRS_OF_A_SORT_IN_ONE_BLOCK,
     ),
 )
-"""The table for sorts: in two launches, or in one."""
+"""The table of kernels for sorts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Move(Kernel):
-    """A way to move rows, of the formats `lhs`, which are summed in float32.
+    """A way to move rows of the formats `lhs`. Sums are in float32.
 
     Attributes:
-      columns: columns of a row that are moved at a time.
+      columns: number of columns of a row that are moved at a time.
     """
 
     lhs: Formats = FLOATS
@@ -79,18 +79,18 @@ GATHERS = (
     Move("by_row"),
     Move("by_token", pays=lambda row_of_pair, target: row_of_pair.shape[-1] != 0),
 )
-"""The table for gathers: row by row, or token by token, which reads each token once and needs the
-rows of each token. The problem is `row_of_pair`."""
+"""The table for gathers. "by_token" reads each token once, but needs to know the rows of each
+token. The problem is `row_of_pair`."""
 
 COPIES = *GATHERS, *(dataclasses.replace(x, lhs=FLOATS_8, columns=2) for x in GATHERS)
-"""The table for gathers without weights."""
+"""The table for gathers without weights, which also copy FP8."""
 
 MOVES = {
     "gather_rows": GATHERS,
     "combine_rows": (Move("combine_rows"),),
     "row_dots": (Move("row_dots"),),
 }
-"""The tables by primitive."""
+"""The table of each primitive that moves rows."""
 
 RANKS = {
     "gather_rows": (2, 1, 2, 2, 1),
@@ -120,11 +120,11 @@ class RowsProblem:
 class RowsPlan(Plan[RowsProblem]):
     """How one operation on rows runs on a device of compute capability 9.0.
 
-    Results without elements, or without anything to add up, are `NOTHING`.
+    The kernel is `NOTHING` if the result has no elements, or if there is nothing to add up.
 
     Attributes:
-      divisor: of a gather, see `reference`.
-      blocks: of a sort, the thread blocks that share the pairs: one in one launch, more in two.
+      divisor: parameter of a gather, see `reference`.
+      blocks: number of thread blocks of a sort. One block sorts in one launch, more in two.
     """
 
     divisor: int = 1
@@ -132,7 +132,7 @@ class RowsPlan(Plan[RowsProblem]):
 
 
 def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
-    """Plans a `sort_by_expert` from its operand's aval and its parameters."""
+    """Returns the plan of a `sort_by_expert` from its operand's aval and its parameters."""
     (experts,) = avals
     *batch, n = experts.shape
     num_experts = params["num_experts"]
@@ -149,7 +149,7 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
 def plan_move(
     op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Any = None
 ) -> RowsPlan:
-    """Plans the operation of that name from its operands' avals and its parameters."""
+    """Returns the plan of the operation `op` from its operands' avals and its parameters."""
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
     x, dtype, divisor, table = avals[0], avals[0].dtype, 1, MOVES[op]
     if op == "gather_rows" and 0 in avals[3].shape:
@@ -161,7 +161,7 @@ def plan_move(
     if not reason and x.shape[-1] % kernels[0].columns:
         reason = f"rows of {dtype} are copied {kernels[0].columns} columns at a time"
     kernel = choose(kernels, avals[2], target)
-    # Without tokens, rows or choices there is nothing to read.
+    # `needed` are operands without whose elements there is nothing to read.
     if op == "gather_rows":
         shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
         divisor = params["divisor"]
@@ -185,15 +185,15 @@ def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:
 
 
 def _no_kernel_reason(avals, params, batch) -> str:
-    """Returns why no kernel of any operation can run; empty if one can."""
+    """Returns why no kernel can run, for reasons that all operations share, or an empty string."""
     if params["implementation"] == "xla":
         return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
-        return "a dimension is symbolic, and kernels are planned for known ones"
+        return "a dimension is symbolic, and kernels are planned for static sizes"
     if batch and batch[0] > MOST_ROW_BATCHES:
         return f"a launch has at most {MOST_ROW_BATCHES} batches, got {batch[0]}"
     if reason := too_large_operands(avals):
         return reason
-    # The divisor of a row's index is the number of choices of each token.
+    # `divisor` is the number of choices of each token.
     pairs = avals[0].shape[-2] * params["divisor"] if "divisor" in params else 0
     return too_large({"tokens times choices": pairs})

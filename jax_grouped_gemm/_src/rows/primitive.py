@@ -1,9 +1,9 @@
-"""Sorting by expert, and the three operations that move rows; see `reference` for the semantics.
+"""Primitives that sort by expert and move rows; see `reference` for the semantics.
 
-`gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of one trilinear form, so
-that each is a cotangent of the others and they are differentiable to any order. XLA computes the
-cotangent of a gather without `row_of_pair`, in the order of the rows. The cotangent of a combine
-without `pair_of_row` is a scatter-add of XLA, which also takes repeated indices.
+`gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of one trilinear form. So
+each of them is a cotangent of the other two, and all are differentiable to any order. XLA computes
+the cotangent of a gather without `row_of_pair`, in the order of the rows. The cotangent of a
+combine without `pair_of_row` is XLA's scatter-add, which also takes repeated indices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.rows import call, plan, reference
 
 
 def sort_by_expert(experts: jax.Array, **params) -> list[jax.Array]:
-    """experts [b?, n] -> order [b?, n], inverse [b?, n], group_sizes [b?, num_experts].
+    """Sorts experts [b?, n] to order [b?, n], inverse [b?, n], group_sizes [b?, num_experts].
 
     Parameters: num_experts, implementation.
     """
@@ -62,7 +62,7 @@ def _row_dots_dims(*_, **params) -> Dims:
 
 
 def gather_rows(x, pair_of_row, row_of_pair, weights, count, **params) -> jax.Array:
-    """x [b?, T, D] -> [b?, m, D]. Parameters: divisor, implementation."""
+    """Copies tokens x [b?, T, D] to rows [b?, m, D]. Parameters: divisor, implementation."""
     return GATHER.bind(x, pair_of_row, row_of_pair, weights, count, **params)
 
 
@@ -87,7 +87,7 @@ GATHER = Op(
 
 
 def combine_rows(y, pair_of_row, row_of_pair, weights, count, **params) -> jax.Array:
-    """y [b?, m, D] -> [b?, T, D]. Parameters: divisor, implementation."""
+    """Adds rows y [b?, m, D] to tokens [b?, T, D]. Parameters: divisor, implementation."""
     return COMBINE.bind(y, pair_of_row, row_of_pair, weights, count, **params)
 
 
@@ -112,7 +112,7 @@ COMBINE = Op(
 
 
 def row_dots(x, y, pair_of_row, row_of_pair, count, **params) -> jax.Array:
-    """x [b?, T, D], y [b?, m, D] -> [b?, T, k]. Parameters: divisor, implementation."""
+    """Returns dots [b?, T, k] of tokens x and rows y. Parameters: divisor, implementation."""
     return DOTS.bind(x, y, pair_of_row, row_of_pair, count, **params)
 
 
@@ -135,7 +135,7 @@ DOTS = Op(
 )
 
 
-# Derivatives. Factors are the operands in which an operation is linear, by their places.
+# The numbers of the operands in which each operation is linear, its factors.
 
 _FACTORS = {GATHER: (0, 3), COMBINE: (0, 3), DOTS: (0, 1)}
 
@@ -156,7 +156,7 @@ def _register_jvp(op: Op) -> None:
 
 
 def _register_transpose(op: Op, *cotangents) -> None:
-    """Registers `cotangents`, called for each factor as `(ct, aval, *operands, **params)`."""
+    """Registers `cotangents`, a function of `(ct, aval, *operands, **params)` for each factor."""
 
     def rule(ct, *operands, **params):
         results: list[jax.Array | None] = [None] * len(operands)
@@ -193,7 +193,7 @@ def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, impl
     params = dict(divisor=divisor, implementation=implementation)
     y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
     if y.ndim > aval.ndim and count.shape[-1]:
-        # Shared rows may be valid in one element of the batch and undefined in another.
+        # Rows that the batch shares may be valid in one batch element and undefined in another.
         valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
         y = jnp.where(valid[..., None], y, 0)
     return y

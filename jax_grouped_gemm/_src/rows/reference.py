@@ -1,17 +1,17 @@
-"""Sorting and moving rows in pure JAX.
+"""Sorts and moves rows in pure JAX.
 
-A token has k pairs, (token, choice), and a pair at most one row: its expert's copy of the token.
-`gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of the sum over all pairs
-with a row of w[t, c] <x[t], y[row of (t, c)]> by the rows y [m, D], the tokens x [T, D] and the
-weights w [T, k]. Two arrays say which row belongs to which pair:
+A token has k pairs, (token, choice). A pair has at most one row, its expert's copy of the token.
+Consider the sum of w[t, c] <x[t], y[row of (t, c)]> over all pairs with a row, for rows y [m, D],
+tokens x [T, D] and weights w [T, k]. `gather_rows`, `combine_rows` and `row_dots` are its
+derivatives with respect to y, x and w. Two arrays say which row belongs to which pair:
 
     row_of_pair [T, k]  the row of each pair, no row if not in [0, m)
     pair_of_row [m]     the pair of each row, as t * divisor + c; no pair if not in [0, T * divisor)
 
-Here c is the choice if `divisor` is k; with a `divisor` of 1 it is left out, and rows know only
-their tokens. Rows at or past `count` [1] are no rows either. If both arrays are given, they must
-agree. Sums are in float32 at least, in the order of choices, or in the order of rows without
-`row_of_pair`, and rounded once.
+If `divisor` is k, c is the choice. If it is 1, c is 0, and a row has a token but no choice. Rows at
+or past `count` [1] do not count as rows. If both arrays are given, they must agree. Sums are in
+float32 at least, and rounded once. They are in the order of choices or, without `row_of_pair`, in
+the order of rows.
 
 Every operand may have a batch dimension in front. `weights` [T, 0], `count` [0], `row_of_pair`
 [T, 0] and `pair_of_row` [0] stand for missing operands.
@@ -31,7 +31,7 @@ from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 
 
 def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
-    """Sorts pairs by expert, those of no expert in [0, num_experts) last; ties keep their order.
+    """Sorts pairs by expert. Pairs without an expert in [0, num_experts) are last; ties keep order.
 
     Returns:
       order [b?, n], inverse [b?, n], group_sizes [b?, num_experts].
@@ -43,8 +43,8 @@ def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
         order = jnp.argsort(experts, stable=True).astype(jnp.int32)
         pairs = jnp.arange(order.size, dtype=jnp.int32)
         inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
-        # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up
-        # on a few addresses.
+        # Compare and count in one fused reduction, because a bincount is a scatter-add with many
+        # conflicts at a few addresses.
         names = jnp.arange(num_experts, dtype=jnp.int32)[None]
         group_sizes = jnp.sum(experts[:, None] == names, axis=0, dtype=jnp.int32)
         return [order, inverse, group_sizes]
@@ -61,7 +61,7 @@ def gather_rows(
     *,
     divisor: int,
 ) -> jax.Array:
-    """y[i] = w[t, c] x[t] for the pair (t, c) of row i, zeros for rows that are none or have none.
+    """Returns y[i] = w[t, c] x[t] for the pair (t, c) of row i, zero if there is no row or pair.
 
     Returns:
       [b?, m, D], in the dtype of x.
@@ -89,7 +89,7 @@ def combine_rows(
     *,
     divisor: int,
 ) -> jax.Array:
-    """x[t] = the sum over the choices c of w[t, c] y[row of (t, c)].
+    """Returns x[t], the sum of w[t, c] y[row of (t, c)] over the choices c.
 
     Returns:
       [b?, T, D], in the dtype of y.
@@ -142,7 +142,7 @@ def row_dots(
     *,
     divisor: int,
 ) -> jax.Array:
-    """w[t, c] = <x[t], y[row of (t, c)]>, zero for a pair without a row.
+    """Returns w[t, c] = <x[t], y[row of (t, c)]>, zero for a pair without a row.
 
     Returns:
       [b?, T, k], float32 at least.
@@ -185,7 +185,7 @@ def spread_rows(
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
-    """The dtype in which numbers of `dtype` are added up."""
+    """Returns the dtype in which to sum numbers of `dtype`."""
     inexact = jnp.issubdtype(dtype, jnp.inexact)
     return jnp.promote_types(dtype, jnp.float32) if inexact else np.dtype(dtype)
 
@@ -193,7 +193,7 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 def over_batches(
     function: Callable[..., Any], operands: tuple[jax.Array, ...], ranks: tuple[int, ...]
 ) -> Any:
-    """Maps `function` over the batch dimension of those operands that have more than their rank."""
+    """Maps `function` over the batch dimension of operands with more dimensions than `ranks`."""
     axes = [0 if x.ndim > rank else None for x, rank in zip(operands, ranks, strict=True)]
     return function(*operands) if set(axes) == {None} else jax.vmap(function, axes)(*operands)
 
@@ -206,7 +206,7 @@ def _pairs_that_exist(pair_of_row, count, num_pairs):
 
 
 def _rows_that_exist(row_of_pair, count, num_rows):
-    """Whether each pair has a row, and its index, zero if not."""
+    """Returns whether each pair has a row, and the index of the row, zero if there is none."""
     exists = (0 <= row_of_pair) & (row_of_pair < num_rows)
     if count.size:
         exists &= row_of_pair < count.reshape((1,) * row_of_pair.ndim)

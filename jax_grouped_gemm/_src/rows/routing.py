@@ -27,13 +27,13 @@ Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array],
 
 
 def _log_sqrt_softplus(x: jax.Array) -> jax.Array:
-    # Far below zero softplus is exp(x) (1 - exp(x) / 2), which would underflow.
+    # Far below zero, softplus is exp(x) (1 - exp(x) / 2), which underflows, so use its logarithm.
     is_far = x < -20
     near = jnp.log(jax.nn.softplus(jnp.where(is_far, 0, x)))
     return jnp.where(is_far, x - jnp.exp(x) / 2, near) / 2
 
 
-# Logarithms of scores, up to a constant for each token: far below zero the scores underflow.
+# Logarithms of scores, up to a constant for each token, because scores underflow far below zero.
 LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: logits,
     "sigmoid": jax.nn.log_sigmoid,
@@ -42,7 +42,7 @@ LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
     "sigmoid": jax.nn.sigmoid,
-    # The slope of a square root is infinite at zero.
+    # Do not use `sqrt`, because its slope is infinite at zero.
     "sqrt_softplus": lambda logits: jnp.exp(_log_sqrt_softplus(logits)),
 }
 
@@ -83,7 +83,7 @@ def route(
 
     With ``renormalize`` the k weights of a token sum to one. They are a softmax over the chosen
     logits, which equals softmax, top-k, then division by the sum (Mixtral, Qwen3, GPT-OSS). Without
-    it the weights are the chosen entries of the softmax over all experts (Switch, OLMoE).
+    ``renormalize``, weights are the chosen entries of the softmax over all experts (Switch, OLMoE).
 
     Other models have these options:
 
@@ -96,7 +96,7 @@ def route(
 
     Args:
       logits: [..., E], floating point.
-      top_k: experts a token.
+      top_k: number of experts for each token.
       renormalize: whether a token's weights are divided by their sum. For a named scoring the
         division uses logarithms, so that weights sum to one even if all logits are far below zero.
       scoring: the function from logits to scores: "softmax" over the experts, "sigmoid",
@@ -108,11 +108,12 @@ def route(
         largest sum.
       scale: a number that multiplies all final weights.
 
-    Returns: The experts and weights of every token.
+    Returns:
+      The logits [..., E], and the experts and weights [..., k] of every token.
 
     Raises:
       TypeError: logits, correction_bias or the result of scoring have an unsuitable dtype or shape,
-        scale is not a real number, or another number is not an integer.
+        scale is not a real number, or top_k, num_groups or top_groups is not an integer.
       ValueError: top_k, num_groups or top_groups do not fit the number of experts, or no scoring
         has this name.
     """
@@ -134,7 +135,8 @@ def route(
         raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
     logits = logits.astype(at_least_float32(logits.dtype))
     scale = _checked_scale(scale, logits.dtype)
-    # Named scorings grow with the logits, which choose the same experts and do not tie earlier.
+    # Named scorings increase with the logits. So logits choose the same experts, and have fewer
+    # ties than rounded scores.
     given = _checked_scores(scoring(logits), logits) if callable(scoring) else logits
     criterion = given
     if correction_bias is not None:
@@ -155,7 +157,7 @@ def route(
         return jnp.take_along_axis(x, experts, axis=-1)
 
     if renormalize and not callable(scoring):
-        # Clip minus infinity, as where every expert is masked: differences of infinities are NaN.
+        # Clip minus infinity, which masked experts have, because differences of infinities are NaN.
         picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
         weights = jax.nn.softmax(picked, axis=-1)
     else:
@@ -166,7 +168,7 @@ def route(
 
 
 def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
-    """Returns a number, or an array of one, that does not change shape and dtype of weights."""
+    """Returns `scale` as a number or a scalar of `dtype`, so that it keeps the weights' dtype."""
     if not isinstance(scale, jax.Array | np.ndarray):
         return checked_real("route: scale", scale)
     is_real = jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)
@@ -178,7 +180,7 @@ def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
 
 
 def _checked_scores(scores: Any, logits: jax.Array) -> jax.Array:
-    """Returns the result of a function of the logits, in their dtype."""
+    """Returns the result of a scoring function in the dtype of the logits."""
     scores = as_array("route: what scoring returns", scores)
     if scores.shape != logits.shape or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise TypeError(
@@ -234,28 +236,31 @@ def check_routing(function: str, routing: Routing) -> None:
 
 
 def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
-    """Returns a routing where padding tokens visit no expert: experts are -1, and weights 0.
+    """Returns a routing whose padding tokens visit no expert: experts are -1, and weights 0.
 
-    Layers do no work for padding tokens. Their results and gradients are zero. `sort_by_expert` of
-    this routing counts real tokens only, in `group_sizes` [E]. Padding tokens are rows without a
-    group, so `jax_grouped_gemm.check_groups` needs ``unowned_rows=True``.
+    Layers do no work for padding tokens, whose results and gradients are zero. `group_sizes` of
+    `sort_by_expert` then counts real tokens only. No group owns the rows of padding tokens, so
+    `jax_grouped_gemm.check_groups` needs ``unowned_rows=True``.
 
     Args:
       routing: the result of `route`.
-      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens.
+      mask: booleans [...] in the leading dimensions of the logits, False for padding tokens.
 
     Raises:
-      TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
+      TypeError: `routing` is not a `Routing`, or `mask` has an unsuitable dtype or shape.
     """
     check_routing("mask_tokens", routing)
     is_real = checked_mask("mask_tokens", mask, "logits", routing.logits)[..., None]
-    # Convert to int32, because -1 of an unsigned dtype would be an expert.
+    # Convert to int32, because in an unsigned dtype -1 would be a large index.
     experts = jnp.where(is_real, as_indices("routing.experts", routing.experts), -1)
     return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
 
 
 def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) -> jax.Array:
-    """Returns `mask` as an array, if it is booleans [...] for an operand [..., n] of this name."""
+    """Returns `mask` as an array; raises a `TypeError` unless it has a boolean for each token.
+
+    Tokens are the rows of `operand` [..., n], whose `name` is for messages.
+    """
     mask = as_array(f"{function}: mask", mask)
     if mask.dtype != bool or mask.shape != operand.shape[:-1]:
         raise TypeError(
@@ -266,12 +271,12 @@ def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) 
 
 
 def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
-    """Counts the choices of each expert, only by tokens in the mask: [E] int32."""
-    # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
-    # E addresses.
+    """Returns the number of tokens in the mask that choose each expert, int32 [E]."""
+    # Compare and count in one fused reduction, because a bincount is a scatter-add with many
+    # conflicts at E addresses.
     experts = jnp.arange(routing.logits.shape[-1], dtype=jnp.int32)
     chosen = jnp.expand_dims(as_indices("routing.experts", routing.experts), -1)
-    # Do not reshape: tokens may be divided along explicit mesh axes.
+    # Do not reshape, because tokens may be split along explicit mesh axes.
     experts = jnp.expand_dims(experts, range(chosen.ndim - 1))
     is_chosen = chosen == experts
     if mask is not None:
@@ -282,24 +287,25 @@ def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
 def load_balancing_loss(
     routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
 ) -> jax.Array:
-    """E * sum_e f_e p_e, with f_e the share of choices and p_e the mean probability of expert e.
+    """Returns E * sum_e f_e p_e, which is smallest if the router uses all experts equally.
 
-    The loss is one for a balanced router, E for a router that sends everything to one expert, and
-    zero if there are no tokens. Gradients flow through p only. The formulas are equations 4 to 6 of
-    Switch Transformers (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models
-    use the share of tokens that choose an expert, which is k times as large. ``share_of="tokens"``
-    uses this share, so that the loss coefficients of their configurations fit. p is the softmax of
-    the logits, whatever the scoring.
+    Here f_e is the share of choices of expert e, and p_e is its mean probability: p is the softmax
+    of the logits, whatever the scoring. The loss is one for a balanced router, E for a router that
+    sends everything to one expert, and zero if there are no tokens. Gradients flow through p only.
+    The formulas are equations 4 to 6 of Switch Transformers (arXiv:2101.03961), with f counted over
+    all k choices. Hugging Face's models use the share of tokens that choose an expert, which is k
+    times as large. Use ``share_of="tokens"`` with the loss coefficients of their configurations.
 
     Args:
       routing: the result of `route`.
       share_of: "choices" or "tokens".
-      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens. The
+      mask: booleans [...] in the leading dimensions of the logits, False for padding tokens. The
         loss ignores padding tokens, and their gradients are zero.
 
     Raises:
-      TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
+      TypeError: `routing` is not a `Routing`, or `mask` has an unsuitable dtype or shape.
       ValueError: `share_of` is invalid.
+      NotImplementedError: `routing` has 2^31 choices or more.
     """
     check_routing("load_balancing_loss", routing)
     checked_choice("share_of", share_of, get_args(ShareOf))
@@ -318,7 +324,7 @@ def load_balancing_loss(
 
 
 def router_z_loss(routing: Routing, *, mask: ArrayLike | None = None) -> jax.Array:
-    """Returns the mean squared log-partition, which keeps logits small (arXiv:2202.08906, ST-MoE).
+    """Returns the mean squared logsumexp, which keeps logits small (ST-MoE, arXiv:2202.08906).
 
     Args:
       routing: the result of `route`.
@@ -332,7 +338,7 @@ def router_z_loss(routing: Routing, *, mask: ArrayLike | None = None) -> jax.Arr
 def auxiliary_losses(
     routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
 ) -> AuxiliaryLosses:
-    """Returns both router losses; add about 1e-2 and 1e-3 times these to the task's loss.
+    """Returns both router losses. Add them to the task's loss with weights of about 1e-2 and 1e-3.
 
     Args:
       routing: the result of `route`.

@@ -41,18 +41,16 @@ class Quantized(nnx.Variable):
 def quantize(model: nnx.Module, format: str | Format | None = None, **options: Any) -> None:
     """Quantises the weights of every `MoE` of `model`, in place.
 
-    With a `format`, weights are frozen: quantised variables take the place of the parameters wi_0,
-    wi_1 and wo, which become None. The layer multiplies x, in its own dtype, by these variables, as
+    With a `format`, weights are frozen. Quantised variables replace the parameters wi_0, wi_1 and
+    wo, which become None. The layer multiplies x, in the layer's dtype, by these variables, as
     `moe.dropless_mlp` does with a `jax_grouped_gemm.QuantizedArray`. All other parameters still get
     gradients:
 
         quantize(model, "mxfp4")
 
-    Without a `format`, the function quantises the layers whose recipe is in FP8, as the recipe
-    says.
-
-    Four kinds of layers then stay unchanged: layers without a recipe, with a recipe whose `forward`
-    or `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are not a
+    Without a `format`, the function quantises the layers with an FP8 recipe, as the recipe says.
+    Four kinds of layers stay unchanged: layers without a recipe, with a recipe whose `forward` or
+    `dgrad` is "bf16", with a `tensor_axis`, and with slices along `fsdp_axis` that are not a
     multiple of 128 features.
 
     A layer whose weights are quantised does not quantise them again, neither for each microbatch
@@ -94,14 +92,14 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
 
 
 def has_quantized(module: Any) -> bool:
-    """Whether a module is a layer whose recipe takes quantised weights."""
+    """Returns whether a module is a layer whose recipe takes quantised weights."""
     if not isinstance(module, MoE) or module.recipe is None or module.formats is not None:
         return False
     return takes_quantized(module, module.wi_0.shape[-2])
 
 
 def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
-    """Gives a layer its quantised weights."""
+    """Stores quantised weights in a layer."""
     if layer.quantized is None:
         # Make a variable for each array, because checkpoints turn named tuples into dictionaries.
         layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
@@ -114,7 +112,7 @@ def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
 def set_quantized(
     layer: MoE, wi_0: QuantizedArray, wi_1: QuantizedArray, wo: QuantizedArray
 ) -> None:
-    """Puts quantised weights, such as those of a checkpoint, in the place of a layer's parameters.
+    """Replaces a layer's parameters by quantised weights, such as those of a checkpoint.
 
         layer = nnx.eval_shape(lambda: MoE(..., rngs=nnx.Rngs(0)))  # allocates nothing
         weights = jax_grouped_gemm.checkpoints.gpt_oss(tensors, 0)
@@ -130,7 +128,7 @@ def set_quantized(
       wo: [E, F, D].
 
     Raises:
-      TypeError: a weight is no `QuantizedArray`, or its shape is not that of the parameter.
+      TypeError: a weight is not a `QuantizedArray`, or does not have the parameter's shape.
       ValueError: the layer has a recipe, and a weight has the layout "packed".
     """
     if layer.recipe is not None and any(q.format.layout != "rows" for q in (wi_0, wi_1, wo)):
@@ -160,13 +158,13 @@ class MoE(nnx.Module):
       in_features: D, the width of a token.
       hidden_features: F, the width of every expert.
       num_experts: E.
-      top_k: experts a token.
+      top_k: number of experts for each token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
       apply_router_weight_on_input: see `moe.dropless_mlp`.
       router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
         module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
-        of `top_k` experts a token. `renormalize` must then be True.
+        with `top_k` experts for each token. `renormalize` must then be True.
       biases: whether experts have biases.
       gate_bias: whether the router's logits have a bias.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
@@ -254,7 +252,7 @@ class MoE(nnx.Module):
         self.overlap = overlap
         self.save = save
         self.quantized: dict[str, dict[str, Quantized]] | None = nnx.data(None)
-        # The format and the sizes of wi_0, wi_1 and wo, where `quantized` takes their place.
+        # The formats and the sizes of wi_0, wi_1 and wo, if `quantized` replaces them.
         self.formats: tuple[Any, ...] | None = None
         self.num_experts = num_experts
         self.hidden_features = hidden_features
@@ -294,7 +292,7 @@ class MoE(nnx.Module):
 
         Raises:
           TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
-            than a `moe.Routing` of `top_k` experts a token.
+            than a `moe.Routing` with `top_k` experts for each token.
         """
         x = without_padding(x, mask)
         arrays = {

@@ -1,4 +1,4 @@
-"""Optimisers of Flax NNX models that write the quantised weights of their layers."""
+"""An optimiser of Flax NNX models that writes the quantised weights of their layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax_grouped_gemm.flax.nnx.layer import MATRICES, MoE, Quantized, put, quant
 
 
 class Optimizer(nnx.Module):
-    """An optimiser of `optim` for a model, which refreshes the quantised weights of its layers.
+    """Optimises a model with an optimiser of `optim`, and updates its layers' quantised weights.
 
     It has the interface of `nnx.Optimizer`:
 
@@ -53,8 +53,8 @@ class Optimizer(nnx.Module):
     def __init__(self, model: nnx.Module, optimizer: optim.Optimizer, *, wrt: Any = nnx.Param):
         if not isinstance(optimizer, optim.Optimizer):
             raise TypeError(
-                "Optimizer: optimizer must be of optim.adamw or optim.quantized, got "
-                f"{optimizer!r}; nnx.Optimizer takes Optax's"
+                "Optimizer: optimizer must be a result of optim.adamw or optim.quantized, got "
+                f"{optimizer!r}; nnx.Optimizer takes Optax's optimisers"
             )
         self.optimizer = optimizer
         self.wrt = wrt
@@ -119,7 +119,7 @@ class Optimizer(nnx.Module):
         self.step[...] += 1
 
     def _selecting(self, paths: Container[Path]) -> optim.Optimizer:
-        """Returns the optimiser that quantises the layers at those paths."""
+        """Returns the optimiser that quantises the layers at `paths`."""
 
         def select(path: Path, leaf: Any) -> bool:
             return bool(path) and path[:-1] in paths and path[-1] in MATRICES
@@ -150,7 +150,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _as_opt_state(tree: Any) -> Any:
-    """Returns variables of an optimiser for arrays, or for variables, with their metadata."""
+    """Returns `nnx.OptState` variables for arrays, or for variables, whose metadata they keep."""
 
     def of(x: Any) -> nnx.Variable:
         if not _is_variable(x):
@@ -166,7 +166,7 @@ def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
     place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
     layers: dict[Path, list[MoE]] = {}
     for _, module in nnx.iter_graph(model):
-        # `quantize` chose layers by the mesh that was set then; now another one may be set.
+        # Take the layers that `quantize` chose. It depends on the mesh, which may have changed.
         if not isinstance(module, MoE) or module.quantized is None or module.formats is not None:
             continue
         paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]

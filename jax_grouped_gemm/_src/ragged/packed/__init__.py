@@ -1,1 +1,1 @@
-"""The ragged product by packed weights, as one operation."""
+"""The ragged product of rows and packed weights, as one operation."""

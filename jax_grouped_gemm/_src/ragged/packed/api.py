@@ -1,4 +1,4 @@
-"""Chooses how a product by quantised weights is computed: packed, or dequantised first."""
+"""Chooses whether a product reads quantised weights packed or dequantises them first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jax_grouped_gemm._src.ragged.packed.reference import dequantized
 def packed_product(
     x: jax.Array, rhs: QuantizedArray, sizes: jax.Array, offset: jax.Array, **options: Any
 ) -> jax.Array:
-    """[m, n], with the matrices as they are or dequantised, whatever is faster.
+    """Computes the product [m, n] of rows and packed or dequantised matrices, whichever is faster.
 
     Args:
       x: rows [m, k].
       rhs: matrices [g, k, n] in the layout "packed".
       sizes, offset: group sizes [G], and the group of the first matrix [1].
-      **options: parameters of `ragged_noncontracting`, except layouts.
+      **options: parameters of `ragged_noncontracting`, except transpose_lhs and transpose_rhs.
     """
     operands = PackedOperands(x, rhs, sizes, offset)
     problem = operands.problem(options["preferred_element_type"])

@@ -1,4 +1,4 @@
-"""Calls of the kernels that read packed matrices, for a product."""
+"""The custom call of a product that reads packed matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax_grouped_gemm._src.quantized.plan import PackedProblem
 
 
 def dot(plan: Plan[PackedProblem], x: jax.Array, *leaves: jax.Array) -> jax.Array:
-    """Runs the kernel of a plan."""
+    """Runs the kernel of `plan` on the leaves of `PackedOperands`."""
     *parts, sizes, offset = leaves
     arrays = dict(zip(plan.problem.names, parts, strict=True))
     return call.dot(plan, x, arrays, (sizes, offset), {})

@@ -1,4 +1,4 @@
-"""The product of rows and packed matrices, by kernels that read packed matrices."""
+"""The primitive of products whose kernels read packed matrices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PackedOperands:
     offset: jax.Array
 
     def problem(self, dtype: np.dtype) -> PackedProblem:
-        """The product with a result of `dtype`."""
+        """Returns the problem of the product with a result of `dtype`."""
         sizes = self.x.shape[0], self.sizes.shape[0]
         return PackedProblem.of(self.x.dtype.name, self.rhs, np.dtype(dtype).name, *sizes)
 
@@ -49,7 +49,7 @@ def _plan(avals: Sequence[Any], params: Mapping[str, Any], target: Any) -> Plan[
 
 
 def _dims(operands: Sequence[Any], *_: Any, **params: Any) -> Dims:
-    """Devices split rows or groups: packed columns are gathered."""
+    """Returns the dimensions. Devices may split rows or groups; k and n are gathered if split."""
     letters = iter("acdefhijklnpqrstuvwxyz")
     x, *parts, sizes, offset = operands
     inner = ["".join(next(letters) for _ in part.shape[1:]) for part in parts]

@@ -1,4 +1,4 @@
-"""The product by packed weights, dequantised before they are multiplied."""
+"""The product of rows and packed weights that are dequantised first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Array:
-    """Multiplies by dequantised matrices; `reason` is for `explain`."""
+    """Dequantises the matrices and multiplies rows by them; `explain` prints `reason`."""
     x, layouts = operands.x, dict(transpose_lhs=False, transpose_rhs=False)
 
     def of_array(rhs: Any) -> jax.Array:
@@ -24,5 +24,5 @@ def dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Ar
 
 
 def dot(*leaves: jax.Array, tree: Any, implementation: Any = None, **options: Any) -> jax.Array:
-    """The primitive in pure JAX."""
+    """Computes the primitive in pure JAX."""
     return dequantized(tree.unflatten(leaves), "", implementation=implementation, **options)
