@@ -90,8 +90,9 @@ from jax_grouped_gemm import checkpoint_policies  # isort: skip
 
 if _TYPE_CHECKING:
     from jax_grouped_gemm import adapters, moe, optim
-    from jax_grouped_gemm._src.fp8.quantize.api import QuantizedRows, QuantizedWeights
-    from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+    from jax_grouped_gemm._src.fp8.quantize.api import QuantizedRows as QuantizedRows
+    from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights as QuantizedWeights
+    from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp as QuantizedMlp
 
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
@@ -101,9 +102,6 @@ __all__ = [
     "MlpPlan",
     "Plan",
     "QuantizedArray",
-    "QuantizedMlp",
-    "QuantizedRows",
-    "QuantizedWeights",
     "Recipe",
     "TileConfig",
     "Transfer",

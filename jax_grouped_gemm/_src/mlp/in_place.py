@@ -21,7 +21,7 @@ FORWARD_COLUMNS = 2880
 # Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
 # the same rows. For groups of few rows in the mean, this is still faster than copies.
 GRADIENT_COLUMNS = 256
-FEW_ROWS_COLUMNS, FEW_ROWS = 768, 256
+SMALL_GROUP_COLUMNS, SMALL_GROUP_ROWS = 768, 256
 
 
 def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
@@ -60,8 +60,8 @@ def of_dy(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
 def in_gradients(groups: Groups, rows: Any, columns: Any) -> bool:
     """Whether gradients are faster on rows in place than on copies."""
     count = groups.sizes.shape[0]
-    has_few_rows = is_static(rows, count) and rows <= FEW_ROWS * count
-    return columns <= (FEW_ROWS_COLUMNS if has_few_rows else GRADIENT_COLUMNS)
+    has_few_rows = is_static(rows, count) and rows <= SMALL_GROUP_ROWS * count
+    return columns <= (SMALL_GROUP_COLUMNS if has_few_rows else GRADIENT_COLUMNS)
 
 
 def has_plain_gradient(activation: Activation) -> bool:

@@ -30,9 +30,9 @@ STREAMED_BLOCKS = 2
 
 # The decoding kernel: rows of its two tiles, and thread blocks on a multiprocessor with the smaller
 # tile.
-FEW_ROWS = 32
-FEW_ROWS_BLOCKS = 2
-MANY_ROWS = 128
+SMALL_TILE_ROWS = 32
+SMALL_TILE_BLOCKS = 2
+LARGE_TILE_ROWS = 128
 
 _NO_ACTIVATION = {
     "function": np.int32(-1),

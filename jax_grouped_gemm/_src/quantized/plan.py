@@ -107,10 +107,10 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-# Formats whose kernels have tiles of `call.FEW_ROWS` rows.
-_FEW_ROWS_FORMATS = "mxfp4", "int4"
+# Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows.
+_SMALL_TILE_FORMATS = "mxfp4", "int4"
 # Count thread blocks on an H200, because programs are traced before their device is known.
-_FEW_ROWS_PLACES = Target().multiprocessors * call.FEW_ROWS_BLOCKS
+_SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
@@ -122,9 +122,9 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     """
     count, k, n = problem.shape
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
-    if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _FEW_ROWS_PLACES:
+    if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _SMALL_TILE_PLACES:
         return False
-    is_short = k <= 2048 and problem.format.name in _FEW_ROWS_FORMATS
+    is_short = k <= 2048 and problem.format.name in _SMALL_TILE_FORMATS
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
@@ -143,14 +143,14 @@ _decoding = functools.partial(
     in_order=always,  # tiles of all heights sum in the same order
 )
 _decoding_many = functools.partial(
-    _decoding, tile=TileConfig(call.MANY_ROWS, DECODED_COLUMNS, cluster=1)
+    _decoding, tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
 )
 PACKED_KERNELS = (
     _STREAMING,
     _decoding(
-        tile=TileConfig(call.FEW_ROWS, DECODED_COLUMNS, cluster=1),
-        blocks=call.FEW_ROWS_BLOCKS,
-        rhs=_FEW_ROWS_FORMATS,
+        tile=TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1),
+        blocks=call.SMALL_TILE_BLOCKS,
+        rhs=_SMALL_TILE_FORMATS,
         most_rows=24,
     ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
