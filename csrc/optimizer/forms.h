@@ -35,7 +35,8 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&words)[4]) {
   words[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Rows of a form of the cluster's blocks that one thread block writes, in pieces of 8 bytes.
+// The rows that one thread block writes, of one form (plain or transposed) of its cluster's blocks.
+// They are in shared memory, in pieces of 8 bytes.
 struct Rows {
   static constexpr int kPieces = kScaleBlock / sizeof(uint2);  // of a row of one block
   uint2 piece[kScaleBlock * kPieces];
@@ -79,7 +80,8 @@ class Exchange {
     cooperative_groups::this_cluster().barrier_arrive();
   }
 
-  // Puts the four columns that a thread has of its warp's eight rows.
+  // Sends this thread's elements, four columns of each of its warp's eight rows, to the thread
+  // block that writes these rows.
   __device__ __forceinline__ void put_plain(uint32_t const (&rows)[kRowsOfWarp]) {
     int const rows_of_one = kScaleBlock / shape_.across, warp = threadIdx.x / 32;
     int const row = warp * kRowsOfWarp, pitch = shape_.across * 32;
@@ -90,8 +92,8 @@ class Exchange {
     for (int i = 0; i < kRowsOfWarp; ++i) to[i * pitch] = rows[i];
   }
 
-  // Puts the same elements transposed. Each of a warp's 32 threads writes a piece to every fourth
-  // row, so that together they use each bank twice.
+  // Sends the same elements transposed. In each of four stores a warp's threads write one piece
+  // each, to every fourth row, so that a store uses each bank twice.
   __device__ __forceinline__ void put_transposed(uint32_t const (&rows)[kRowsOfWarp]) {
     uint32_t upper[4] = {rows[0], rows[1], rows[2], rows[3]};
     uint32_t lower[4] = {rows[4], rows[5], rows[6], rows[7]};

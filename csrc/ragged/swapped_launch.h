@@ -9,7 +9,7 @@
 
 namespace jgg::sm90 {
 
-// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N, or along K with `transpose_rhs`.
 template <ElementType>
 cudaError_t noncontracting_swapped(TileConfig config, RaggedDotArguments const& arguments,
                                    cudaStream_t stream) {

@@ -128,7 +128,7 @@ def shortage(message: str, devices: int) -> str:
     if known:
         fullest = min(known, key=lambda stats: stats["bytes_limit"] - stats["bytes_in_use"])
         limit, used = fullest["bytes_limit"], fullest["bytes_in_use"]
-        text += f", of {limit / 2**30:.2f} GiB {(limit - used) / 2**30:.2f} GiB were free"
+        text += f" while {(limit - used) / 2**30:.2f} of {limit / 2**30:.2f} GiB were free"
     return text
 
 

@@ -169,7 +169,7 @@ class TestMain:
 
         monkeypatch.setattr(jax, "devices", lambda: [Device(10), Device(20), Device(50)])
         said = training.shortage("RESOURCE_EXHAUSTED: failed to allocate 45.50GiB.", 2)
-        assert said == "out of memory: asked for 45.50 GiB, of 60.00 GiB 40.00 GiB were free"
+        assert said == "out of memory: asked for 45.50 GiB while 40.00 of 60.00 GiB were free"
 
     def test_nothing_fits(self, tiny, monkeypatch, capsys):
         from jax_grouped_gemm.demo import train as training

@@ -51,9 +51,9 @@ class BoxLoader {
 };
 
 // Loads a box of one row to the same place in the first `kCtas` CTAs of the cluster, or only into
-// this CTA if kCtas is 1. Coordinates and addresses take only four uniform registers, because the
-// next box is not issued before its registers are free. With a third coordinate and a hint to L2,
-// each box took 50 cycles.
+// this CTA if kCtas is 1. The next box is not issued before the uniform
+// registers of this box are free, so coordinates and addresses take only four of them. With a third
+// coordinate and a hint to L2, each box took 50 cycles.
 template <int kCtas>
 __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
                                          uint32_t to, int column, int row) {

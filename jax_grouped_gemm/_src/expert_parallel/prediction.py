@@ -102,7 +102,7 @@ class Prediction:
     Attributes:
       strategy, chunks, combine, overlap, save: see `expert_parallel_mlp`.
       copy_engines: whether copy engines send what a ppermute sends.
-      sent_bytes: bytes that leave a device for the experts, and again on the way back.
+      sent_bytes: bytes that a device sends in one direction: to the experts, or back.
       buffer_bytes: bytes of the rows of D features that a device has room for at a time.
       sent_seconds: time of either direction if nothing else runs.
       forward_seconds, step_seconds: time without and with the backward pass, of balanced experts.
@@ -241,7 +241,8 @@ def _with_defaults(
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":
-        # Chunks save memory, so do not keep rows. Without a gather, x is the caller's anyway.
+        # Chunks are there to save memory, so do not keep rows with them. With one source nothing is
+        # gathered, and rows are copies of the caller's own array.
         rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
         rows = rows and not shape.reads_in_place
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)

@@ -5,7 +5,8 @@ formulas here are for wide X. Tall X are not transposed: X^T X and X P replace X
 standard method multiplies X in every step. Gram Newton-Schulz
 (https://github.com/Dao-AILab/gram-newton-schulz) iterates on small square matrices instead, which
 are polynomials of R = X X^T. These matrices commute, so their products are symmetric, and half of
-each product is computed. X is multiplied once in each segment.
+each product is computed. The steps are divided into segments. Each segment computes R from X, and
+multiplies X once, at its end.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ _SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
-    """Returns whether a decoding kernel is faster, for groups of rows few enough to be streamed.
+    """Returns whether a decoding kernel is faster than the streaming one, for few rows a group.
 
     Decoding kernels do not cut tiles along k, so some multiprocessors idle during the last tiles,
     and the longer k is, the longer they idle. If k is short, the streaming kernel loses more time

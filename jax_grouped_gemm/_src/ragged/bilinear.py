@@ -55,8 +55,8 @@ def register_transpose(
     Args:
       op: the operation.
       lhs_cotangent: `lhs_cotangent(ct, rhs, *indices, aval, **params)` returns the cotangent of
-        lhs, whose abstract value is `aval`, in the dtype `preferred_element_type`. The parameter
-        `tile` is None.
+        lhs, whose abstract value is `aval`, in the dtype `preferred_element_type`. `params` are
+        those of the operation, with the tile that `use_tiles` chose for this cotangent, if any.
       rhs_cotangent: `rhs_cotangent(ct, lhs, *indices, aval, **params)` does the same for rhs.
     """
 
@@ -89,7 +89,7 @@ def register_transpose(
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """How a mapped axis that only one factor has is merged into a dimension that the result keeps.
+    """Merges a mapped axis of one factor into a dimension that the result keeps.
 
     Axes are counted from the end, so that a native batch dimension does not shift them.
 
