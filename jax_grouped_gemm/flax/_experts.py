@@ -12,11 +12,15 @@ import jax.numpy as jnp
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import (
+    canonical_dtype,
+    canonical_precision,
+    check_floating,
     checked_boolean,
     checked_implementation,
     checked_int,
     with_invariance,
 )
+from jax_grouped_gemm._src.expert_parallel.mesh import check_options as check_expert_parallel
 from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
@@ -73,8 +77,13 @@ def check_options(layer: Any, embed: int | None = None) -> None:
             raise TypeError(f"MoE: router must be callable or None, got {layer.router!r}")
         if not layer.renormalize:
             raise ValueError("MoE: a router computes its own weights, so renormalize must be True")
+    for name in ("dtype", "param_dtype"):
+        if (given := getattr(layer, name)) is not None:
+            scalar: Any = jax.ShapeDtypeStruct((), canonical_dtype(f"MoE: {name}", given))
+            check_floating("MoE", **{name: scalar})
     if not callable(layer.implementation):
         checked_implementation(layer.implementation)
+        canonical_precision(layer.precision)
     with_invariance("MoE", layer.implementation, layer.batch_invariant)
     if layer.recipe is not None:
         checked_recipe(layer.recipe)
@@ -87,8 +96,10 @@ def check_options(layer: Any, embed: int | None = None) -> None:
     if layer.expert_axis is None:
         if layer.mesh is not None or layer.fsdp_axis is not None or layer.tensor_axis is not None:
             raise ValueError("MoE: mesh, fsdp_axis and tensor_axis need an expert_axis")
-    elif layer.mesh is not None:
-        of_mesh = {name: getattr(layer, name) for name in (*OF_MESH, "batch_invariant")}
+        return
+    of_mesh = {name: getattr(layer, name) for name in (*OF_MESH, "batch_invariant")}
+    check_expert_parallel(**of_mesh)
+    if layer.mesh is not None:
         moe.expert_parallel(layer.mesh, **of_mesh)
         sizes = dict(expert_axis=("num_experts", layer.num_experts))
         sizes |= dict(tensor_axis=("hidden_features", layer.hidden_features))

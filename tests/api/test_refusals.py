@@ -86,14 +86,26 @@ WRONG = {
     "strategy must be": dict(expert_axis="expert", strategy="broadcast"),
     "buffer_factor must be": dict(expert_axis="expert", buffer_factor=-1),
     "chunks must be": dict(expert_axis="expert", chunks="many"),
+    "overlap must be": dict(expert_axis="expert", overlap=True, chunks=2),
+    "two meanings": dict(expert_axis="expert", tensor_axis="expert"),
+    "tensor_axis must be None with batch_invariant": dict(
+        expert_axis="expert", tensor_axis="model", batch_invariant=True
+    ),
+    "precision must be": dict(precision="nope"),
+    "dtype must be a dtype, got 'bfloat17'": dict(dtype="bfloat17"),
+    "dtype must be floating": dict(dtype=jnp.int32),
+    "param_dtype must be floating": dict(param_dtype=jnp.int32),
+    "param_dtype must have 16 bits": dict(param_dtype=jnp.float8_e4m3fn),
 }
+OF_MESH = "no axis of the mesh", "num_experts must be a multiple of the 4 devices"
 
 
 @pytest.mark.parametrize("make", ["nnx", "linen"])
+@pytest.mark.parametrize("given", ["mesh", "no mesh"])
 @pytest.mark.parametrize("message", WRONG)
-def test_layers_that_cannot_work_are_refused_when_made(message, make):
+def test_layers_that_cannot_work_are_refused_when_made(message, given, make):
     options = dict(hidden_features=F, num_experts=E, top_k=K) | WRONG[message]
-    if "expert_axis" in options:
+    if "expert_axis" in options and (given == "mesh" or message in OF_MESH):
         options["mesh"] = mesh()
     with pytest.raises((TypeError, ValueError), match=message):
         if make == "linen":
@@ -104,7 +116,17 @@ def test_layers_that_cannot_work_are_refused_when_made(message, make):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(strategy="none"), dict(activation="none"), dict(stratgy="auto"), dict(chunks=0)],
+    [
+        dict(strategy="none"),
+        dict(activation="none"),
+        dict(stratgy="auto"),
+        dict(chunks=0),
+        dict(implementation="nope"),
+        dict(recipe="fp8"),
+        dict(precision="nope"),
+        dict(max_sms=-1),
+        dict(tensor_axis="model", batch_invariant=True),
+    ],
     ids=str,
 )
 def test_expert_parallel_refuses_options_when_made(options):
@@ -158,15 +180,48 @@ PAST_INT32 = {
         lambda experts: moe.sort_by_expert(experts, 4),
         shaped(MANY, 1, dtype=jnp.int32),
     ),
+    "permute_rows": (
+        moe.permute_rows,
+        shaped(MANY, 8),
+        shaped(MANY, dtype=jnp.int32),
+        shaped(MANY, dtype=jnp.int32),
+    ),
+    "gather_rows": (moe.gather_rows, shaped(8, 8), shaped(MANY, dtype=jnp.int32)),
+    "quantize_ragged": (
+        lambda x, sizes: jgg.quantize_ragged(x, sizes),
+        shaped(MANY, 128),
+        SIZES,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PAST_INT32)
 def test_rows_past_int32_are_refused_by_name(name):
     function, *operands = PAST_INT32[name]
-    words = "(lhs|x|experts) of shape .*2147483648 (rows|elements), .*2147483647"
+    words = "(lhs|x|rows|experts) of shape .*2147483648 (rows|elements), .*2147483647"
     with pytest.raises(NotImplementedError, match=rf"^\w+: {words}"):
         jax.eval_shape(function, *operands)
+
+
+def test_counts_past_int32_are_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"num_experts must be from 0 to 2\^31 - 1, got 2147483648"
+    ):
+        moe.sort_by_expert(jnp.zeros((4, 2), jnp.int32), MANY)
+    fp8 = shaped(1, 64, 128, dtype=jnp.float8_e4m3fn), shaped(1, 64, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=r"num_rows must be from 0 to 2\^31 - 1, got 2147483648"):
+        jax.eval_shape(
+            lambda a, b, c, d, e: jgg.scaled_ragged_dot_contracting(a, b, c, d, e, num_rows=MANY),
+            *fp8, *fp8, SIZES,
+        )  # fmt: skip
+    logits = shaped(MANY, 16, dtype=jnp.float32)
+    jax.eval_shape(lambda x: moe.router_z_loss(moe.route(x, 8)), logits)
+    with pytest.raises(NotImplementedError, match=r"router_z_loss: mask .* has 2147483648 tokens"):
+        jax.eval_shape(
+            lambda x, m: moe.router_z_loss(moe.route(x, 8), mask=m),
+            logits,
+            shaped(MANY, dtype=jnp.bool_),
+        )
 
 
 @pytest.mark.parametrize("name", ["load_balancing_loss", "auxiliary_losses"])

@@ -365,7 +365,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "options, error, message",
         [
-            (dict(num_rows=-1), ValueError, "num_rows must not be negative, got -1"),
+            (dict(num_rows=-1), ValueError, "num_rows must be from 0 to 2.31 - 1, got -1"),
             (dict(num_rows=300.0), TypeError, "num_rows must be an integer, got 300.0"),
             (dict(num_rows="300"), TypeError, "num_rows must be an integer, got '300'"),
             (dict(num_groups=-1), ValueError, "num_groups must be the 4 of group_sizes.*-1"),

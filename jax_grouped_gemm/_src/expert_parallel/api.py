@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts
-from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
+from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
@@ -159,7 +159,7 @@ def expert_parallel_mlp(
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     if wanted.batch_invariant:
-        _check_invariant(group)
+        check_invariant(group.tensor)
     if quantized is not None and group.tensor:
         raise ValueError(
             f"{FUNCTION}: quantized must be None with tensor_axis, got {group.tensor}: gate and up "
@@ -179,7 +179,7 @@ def expert_parallel_mlp(
         implementation,
         recipe,
         quantized,
-        max_sms=_checked_limit(max_sms),
+        max_sms=checked_limit(max_sms),
     )
     if not x.size:
         # XLA never finishes collectives without elements, so send nothing.
@@ -248,16 +248,16 @@ def _schedule(
     )
 
 
-def _check_invariant(group: Group) -> None:
+def check_invariant(tensor: Axes) -> None:
     """Raises a `ValueError` if devices along `tensor_axis` would add up parts of a sum."""
-    if group.tensor:
+    if tensor:
         raise ValueError(
-            f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {group.tensor}: "
+            f"{FUNCTION}: tensor_axis must be None with batch_invariant, got {tensor}: "
             "devices that have slices of hidden features add up parts of a sum"
         )
 
 
-def _checked_limit(max_sms: int | None) -> int | None:
+def checked_limit(max_sms: int | None) -> int | None:
     if max_sms is not None and checked_int("max_sms", max_sms) < 1:
         raise ValueError(f"{FUNCTION}: max_sms must be positive or None, got {max_sms}")
     return max_sms

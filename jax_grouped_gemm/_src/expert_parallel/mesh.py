@@ -15,13 +15,19 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
 from jax_grouped_gemm._src.arrays import varying_axes
-from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.api import (
+    check_invariant,
+    checked_limit,
+    expert_parallel_mlp,
+)
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
 from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.recipe import checked_recipe
 from jax_grouped_gemm._src.meshes import gathered, names_of, placed
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
@@ -82,33 +88,32 @@ def expert_parallel(
         number of devices that divide it, if slices along `fsdp_axis` are not whole blocks of
         `quantized`, and for the reasons of `expert_parallel_mlp`.
     """
+    named = dict(expert_axis=expert_axis, tensor_axis=tensor_axis, fsdp_axis=fsdp_axis)
+    check_options(
+        expert_axis=expert_axis,
+        tensor_axis=tensor_axis,
+        fsdp_axis=fsdp_axis,
+        token_axes=token_axes,
+        **options,
+    )
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ValueError(f"{FUNCTION}: give a mesh, or set one with jax.set_mesh")
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise TypeError(f"{FUNCTION}: mesh must be a jax.sharding.Mesh, got {mesh!r}")
-    named = dict(expert_axis=expert_axis, tensor_axis=tensor_axis, fsdp_axis=fsdp_axis)
     axes = {name: _axes(name, value, mesh) for name, value in named.items()}
     experts, tensor, fsdp = axes.values()
     if token_axes is None:
         tokens = tuple(name for name in mesh.axis_names if name not in tensor)
     else:
         tokens = _axes("token_axes", token_axes, mesh)
-    of_matrices = experts + tensor + fsdp
-    if len(set(of_matrices)) < len(of_matrices):
-        raise ValueError(f"{FUNCTION}: a mesh axis has two meanings in {named}")
-    if not experts:
-        raise ValueError(f"{FUNCTION}: expert_axis must name a mesh axis, got {expert_axis!r}")
-    if len(set(tokens)) < len(tokens):
-        raise ValueError(f"{FUNCTION}: token_axes names a mesh axis twice: {token_axes!r}")
     if missing := [name for name in fsdp if name not in tokens]:
         raise ValueError(
             f"{FUNCTION}: devices along fsdp_axis must have different tokens, but token_axes "
             f"{tokens} lack {', '.join(missing)}"
         )
 
-    _check_options(options)
     wi, wo_spec = P(experts, fsdp or None, tensor or None), P(experts, tensor or None, fsdp or None)
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
 
@@ -224,15 +229,43 @@ def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
     )
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    """Raises the errors of `expert_parallel_mlp` that do not depend on operands."""
+def check_options(
+    *,
+    expert_axis: AxisNames,
+    tensor_axis: AxisNames | None = None,
+    fsdp_axis: AxisNames | None = None,
+    token_axes: AxisNames | None = None,
+    **options: Any,
+) -> None:
+    """Raises the errors of `expert_parallel` that depend neither on a mesh nor on operands."""
+    named = dict(expert_axis=expert_axis, tensor_axis=tensor_axis, fsdp_axis=fsdp_axis)
+    of_matrices = {
+        name: () if axes is None else axis_names(name, axes) for name, axes in named.items()
+    }
+    if not of_matrices["expert_axis"]:
+        raise ValueError(f"{FUNCTION}: expert_axis must name a mesh axis, got {expert_axis!r}")
+    names = sum(of_matrices.values(), ())
+    if len(set(names)) < len(names):
+        raise ValueError(f"{FUNCTION}: a mesh axis has two meanings in {named}")
+    if token_axes is not None:
+        names = axis_names("token_axes", token_axes)
+        if len(set(names)) < len(names):
+            raise ValueError(f"{FUNCTION}: token_axes names a mesh axis twice: {token_axes!r}")
     # The returned function takes these two.
     known = inspect.signature(expert_parallel_mlp).parameters.keys() - {"biases", "quantized"}
     if unknown := [name for name in options if name not in known]:
         raise TypeError(f"{FUNCTION}: no option is called {', '.join(unknown)}")
     as_activation(options.get("activation", "silu"))
-    names = [field.name for field in dataclasses.fields(Wanted)]
-    Wanted.checked(None, **{name: options[name] for name in names if name in options})
+    fields = [field.name for field in dataclasses.fields(Wanted)]
+    Wanted.checked(None, **{name: options[name] for name in fields if name in options})
+    if options.get("batch_invariant"):
+        check_invariant(of_matrices["tensor_axis"])
+    checked_limit(options.get("max_sms"))
+    if options.get("recipe") is not None:
+        checked_recipe(options["recipe"])
+    if not callable(implementation := options.get("implementation")):
+        checked_implementation(implementation)
+        canonical_precision(options.get("precision"))
 
 
 def _axes(argument: str, axes: AxisNames | None, mesh: Mesh | AbstractMesh) -> Axes:

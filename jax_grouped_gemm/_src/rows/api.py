@@ -52,15 +52,15 @@ def sort_by_expert(
 
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
-      ValueError: `num_experts` is negative, or `implementation` is invalid.
+      ValueError: `num_experts` is not from 0 to 2^31 - 1, or `implementation` is invalid.
       NotImplementedError: see `gather_rows`.
     """
     if isinstance(routing, jax.Array | np.ndarray):
         experts = _integers("sort_by_expert", "experts", routing)
         # This also refuses None.
         num_experts = checked_int("num_experts", num_experts)  # type: ignore[arg-type]
-        if num_experts < 0:
-            raise ValueError(f"num_experts must not be negative, got {num_experts}")
+        if not 0 <= num_experts < 2**31:
+            raise ValueError(f"num_experts must be from 0 to 2^31 - 1, got {num_experts}")
     else:
         check_whole_routing("sort_by_expert", routing)
         experts = as_indices("routing.experts", routing.experts)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.arrays import is_static
+
 
 @jax.custom_jvp
 def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) -> jax.Array:
@@ -12,8 +14,17 @@ def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) ->
 
     ``permutation`` and ``inverse`` are integers [rows.shape[0]]. ``inverse`` must be the inverse of
     ``permutation``; the function does not check this.
+
+    Raises:
+      NotImplementedError: there are 2^31 rows or more.
     """
-    return jnp.asarray(rows).at[permutation].get(unique_indices=True, mode="promise_in_bounds")
+    rows = jnp.asarray(rows)
+    if is_static(rows.shape[0]) and rows.shape[0] >= 2**31:
+        raise NotImplementedError(
+            f"permute_rows: rows of shape {rows.shape} has {rows.shape[0]} rows, beyond the limit "
+            "2147483647 (2^31 - 1) of int32 indices"
+        )
+    return rows.at[permutation].get(unique_indices=True, mode="promise_in_bounds")
 
 
 @permute_rows.defjvp

@@ -73,7 +73,7 @@ def _gather_aval(*operands, **params):
 
 GATHER = Op(
     name="gather_rows",
-    function="gather_rows(x)",
+    function="gather_rows(x, rows)",
     operand_ranks=plan.RANKS["gather_rows"],
     targets=(call.GATHER_TARGET, call.DISPATCH_TARGET),
     avals=_gather_aval,

@@ -357,6 +357,11 @@ def _with_mask(
     if mask is None:
         return logits, None
     mask = checked_mask(function, mask, "logits", logits)
+    if is_static(*mask.shape) and mask.size > np.iinfo(np.int32).max:
+        raise NotImplementedError(
+            f"{function}: mask {mask.shape} has {mask.size} tokens, beyond the limit 2^31 - 1 of "
+            "int32 counts"
+        )
     # Mask before the loss, because the gradient of a masked NaN would be zero times NaN.
     return jnp.where(mask[..., None], logits, 0), mask
 
@@ -375,4 +380,6 @@ def _mean(x: jax.Array, logits: jax.Array, mask: jax.Array | None) -> jax.Array:
     if mask is not None:
         x = jnp.where(jnp.expand_dims(mask, range(mask.ndim, x.ndim)), x, 0)
     count = _at_least_one(_num_tokens(logits, mask))
-    return x.sum(axis=axes) / (count if mask is None else jnp.asarray(count, x.dtype))
+    if isinstance(count, int):
+        return x.sum(axis=axes) / float(count)  # JAX takes no int past int32
+    return x.sum(axis=axes) / jnp.asarray(count, x.dtype)

@@ -28,6 +28,7 @@ def _planned_op(name, operand_ranks, target, run, reference, dims=None) -> Op:
 
     op = Op(
         name=name,
+        function=f"{name}(x)",
         operand_ranks=operand_ranks,
         targets=(target,),
         avals=avals,

@@ -224,8 +224,8 @@ def scaled_ragged_dot_contracting(
     lhs, rhs = _fp8_array("lhs", lhs, 3), _fp8_array("rhs", rhs, 3)
     group_sizes = checked_group_sizes(group_sizes)
     num_rows = checked_int("num_rows", num_rows)
-    if is_static(num_rows) and num_rows < 0:
-        raise ValueError(f"num_rows must not be negative, got {num_rows}")
+    if is_static(num_rows) and not 0 <= num_rows < 2**31:
+        raise ValueError(f"num_rows must be from 0 to 2^31 - 1, got {num_rows}")
     num_groups = _checked_num_groups(num_groups, group_sizes.shape[0], group_offset)
     (b, k, _), (_, n, _) = lhs.shape, rhs.shape
     least = row_blocks(num_rows, group_sizes.shape[0])
