@@ -16,7 +16,8 @@ products are faster), `float32` (operands that are split into parts), `activatio
 
 A folder imports only from lower layers:
 
-- `quantized` (formats, and `weights` for operations that take them) from the files above,
+- `quantized` (formats, and `weights` for operations that take them) and `note` (choices of which
+  `explain` tells) from the files above,
 - `ragged`, `rows` and `lists` from `quantized`,
 - `fp8` from `ragged`, and `muon` from `lists`,
 - `mlp` from `ragged`, `rows` and `fp8`,

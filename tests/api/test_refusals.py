@@ -270,6 +270,30 @@ def test_scores_of_fewer_bits_make_weights_of_the_dtype_of_logits(renormalize, r
     assert routing.weights.dtype == routing.logits.dtype == jnp.float32
 
 
+EAGER = {
+    "gated_ragged_dot": lambda x, w, out, sizes, experts: jgg.gated_ragged_dot(x, w, w, sizes),
+    "ragged_mlp": lambda x, w, out, sizes, experts: jgg.ragged_mlp(x, w, w, out, sizes),
+    "fp8_ragged_dot": lambda x, w, out, sizes, experts: jgg.fp8_ragged_dot(
+        x, w, sizes, recipe=jgg.Recipe()
+    ),
+    "quantize_weights": lambda x, w, out, sizes, experts: jgg.quantize_weights(w),
+    "quantize_ragged": lambda x, w, out, sizes, experts: jgg.quantize_ragged(x, sizes),
+    "grouped_gemm": lambda x, w, out, sizes, experts: jgg.grouped_gemm(w, out),
+    "sort_by_expert": lambda x, w, out, sizes, experts: moe.sort_by_expert(experts, E),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_eager_calls_send_nothing_to_the_device(name, rng):
+    x, sizes = tokens(rng), jnp.full(E, T // E)
+    w = jnp.asarray(rng.standard_normal((E, D, F)), jnp.float32)
+    given = x, w, w.mT, sizes, jnp.asarray(rng.integers(0, E, (T, K)))
+    expected = EAGER[name](*given)
+    with jax.transfer_guard("disallow"):
+        found = EAGER[name](*given)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 def test_eager_ragged_dot_sends_nothing_to_the_device(rng):
     x = tokens(rng)
     w = jnp.asarray(rng.standard_normal((E, D, F)), jnp.float32)

@@ -11,6 +11,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import fallback
+from jax_grouped_gemm.flax.linen import MoE
 from tests.support import mlp
 from tests.support.plans import how
 
@@ -120,6 +121,38 @@ def test_unfused(change, options, reason):
     assert re.search(reason, plan.reason)
     assert [p.problem.op for p in plan.products] == ["ragged_noncontracting"] * 2
     assert str(plan).count("- forward: ragged_noncontracting") == 2
+
+
+@pytest.mark.parametrize(
+    "dtype, options, reason",
+    [
+        (jnp.float16, {}, "operands of bfloat16, got float16"),
+        (BF16, dict(activation=swish), "no kernel has the activation swish"),
+        (BF16, dict(activation=moe.Activation(limit=7.0, limit_after=True)), "silu.*limit_after=1"),
+        (BF16, dict(apply_router_weight_on_input=True), "weights multiply rows of x"),
+        (BF16, dict(implementation="xla", activation=swish), ""),
+        (BF16, {}, ""),
+    ],
+)
+def test_layers_say_why_they_are_not_fused(dtype, options, reason):
+    def layer(x, logits, wi, wo):
+        return moe.dropless_mlp(x, moe.route(logits, 2), wi, wi, wo, **options)
+
+    def of_flax(x):
+        made = MoE(256, 4, 2, dtype=dtype, **options)
+        params = jax.eval_shape(made.init, jax.random.key(0), x)
+        return jgg.explain(made.apply, params, x)
+
+    shapes = (512, 128), (4, 128, 256), (4, 256, 128)
+    x, wi, wo = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    logits = jax.ShapeDtypeStruct((512, 4), F32)
+    for found in (jgg.explain(layer, x, logits, wi, wo), of_flax(x)):
+        first, *products = found.plans
+        assert (first.problem.op == "expert_mlp") == bool(reason)
+        if reason:
+            assert "a layer of 1024 rows, D 128, F 256, 4 experts" in str(first)
+            assert re.search(reason, first.reason)
+            assert len(products) == 3
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32])

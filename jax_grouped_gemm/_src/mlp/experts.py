@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
-from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, is_static
 from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
-from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.prediction import Layer
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, in_place, layer, plan, primitive
@@ -34,12 +34,31 @@ from jax_grouped_gemm._src.mlp.packed import api as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows
+from jax_grouped_gemm._src.note.primitive import noted
+from jax_grouped_gemm._src.plan import COMPOSED, Plan
 from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 if TYPE_CHECKING:
     from jax_grouped_gemm._src.rows.routing import Routing
+
+
+@dataclasses.dataclass(frozen=True)
+class UnfusedLayer:
+    """A layer whose products have kernels of their own, because no fused kernel computes it."""
+
+    layer: Layer
+    reason: str
+
+    op = "expert_mlp"
+
+    def plan(self) -> Plan[UnfusedLayer]:
+        """Returns the plan that `explain` shows before those of the products."""
+        return Plan(self, COMPOSED, self.reason)
+
+    def __str__(self) -> str:
+        return str(self.layer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +180,13 @@ class Experts:
             return False
         if self.in_fp8 or self.counts_rows:
             return True
+        return plan.is_fused(*self._hidden(rows, weights, groups))
+
+    def _hidden(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> tuple[Any, ...]:
+        """Returns the hidden layer as `plan.is_fused` takes an operation."""
         arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
-        return plan.is_fused(primitive.GATED.name, given, vars(self.options))
+        return primitive.GATED.name, given, vars(self.options)
 
     def sums_rows(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
         """Whether `mlp`, which takes tokens, sums up the rows of each token."""
@@ -194,8 +217,22 @@ class Experts:
             if not reason and not self.weights_on_input:
                 return self.mlp(Rows(x), weights, groups)
             reason = reason or "weights multiply rows of x"
+        elif self._is_planned(x):
+            why = plan.unfused_reason(*self._hidden(Rows(x), weights, groups))
+            if self.weights_on_input:
+                why = "weights multiply rows of x"
+            if why:
+                count = groups.sizes.shape[0]
+                of = self.weights.layer(x, x.shape[0], count, are_copies=False)
+                sizes = noted(groups.sizes, UnfusedLayer(of, why))
+                groups = dataclasses.replace(groups, sizes=sizes)
         compute = functools.partial(Experts._on_rows, x=x, weights=weights, groups=groups)
         return self._with_arrays(x, compute, reason)
+
+    def _is_planned(self, x: jax.Array) -> bool:
+        """Whether plans decide how the products of rows x are computed."""
+        asked = callable(self.implementation) or self.implementation == "xla"
+        return not (asked or self.in_fp8 or self.counts_rows) and is_static(*x.shape)
 
     def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         of_result: jax.Array | None = weights

@@ -286,10 +286,13 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
-    """Whether one kernel computes an operation. This decides what is traced, before the device is
-    known, so it follows from shapes alone."""
-    problem = MlpProblem(op, operands, params)
-    return params["implementation"] != "xla" and not _unfused_reason(problem)
+    """Whether one kernel computes an operation: by shapes alone, as it decides what is traced."""
+    return params["implementation"] != "xla" and not unfused_reason(op, operands, params)
+
+
+def unfused_reason(op: str, operands: Any, params: Mapping[str, Any]) -> str:
+    """Returns why no fused kernel computes an operation, an empty string if one does."""
+    return _unfused_reason(MlpProblem(op, operands, params))
 
 
 def _has_few_rows(problem: MlpProblem) -> bool:

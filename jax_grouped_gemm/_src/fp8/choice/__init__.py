@@ -1,1 +1,1 @@
-"""bf16 in place of a recipe where that is faster: the choice, and how `explain` finds it."""
+"""bf16 in place of a recipe where that is faster."""

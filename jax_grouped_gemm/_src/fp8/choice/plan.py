@@ -6,13 +6,13 @@ The choice decides what is traced, before the device is known, so it follows fro
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from jax_grouped_gemm._src import fallback
-from jax_grouped_gemm._src.device import Target, duration
+from jax_grouped_gemm._src.device import duration
 from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import FLOATS_16, Kernel, Plan
@@ -43,6 +43,11 @@ class Choice:
         """Returns the predicted seconds in FP8 and in bf16, and whether to take bf16."""
         return fallback.compared(KIND, *self.terms())
 
+    def plan(self) -> Plan[Choice]:
+        """Returns the plan that `explain` shows for this choice."""
+        fp8, bf16, _ = self.seconds()
+        return Plan(self, BF16, f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8")
+
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"
         return f"{self.of}, {what}{', weights quantised before' * self.given}"
@@ -62,10 +67,3 @@ def bf16_choice(choice: Choice, dtypes: Iterable[Any], implementation: Any) -> C
         return None
     is_open = fallback.is_open(implementation) and choice.of.is_known
     return choice if is_open and choice.seconds()[2] else None
-
-
-def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
-    """Returns the plan that `explain` shows for a choice."""
-    choice = params["choice"]
-    fp8, bf16, _ = choice.seconds()
-    return Plan(choice, BF16, f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8")

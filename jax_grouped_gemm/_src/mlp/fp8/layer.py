@@ -24,7 +24,6 @@ from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, is_sta
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
-from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe
@@ -40,6 +39,7 @@ from jax_grouped_gemm._src.mlp.layer import mlp as mlp_of_arrays
 from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
+from jax_grouped_gemm._src.note.primitive import noted
 from jax_grouped_gemm._src.tile_choices import current_tiles
 
 _NAME = "an MLP with a recipe"

@@ -1,0 +1,1 @@
+"""Choices that were made while tracing, of which `explain` tells."""
