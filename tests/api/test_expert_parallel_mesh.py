@@ -153,7 +153,7 @@ class TestMistakes:
             moe.expert_parallel(mesh, expert_axis=None)
         with pytest.raises(ValueError, match="token_axes names a mesh axis twice"):
             moe.expert_parallel(mesh, expert_axis="expert", token_axes=("data", "data"))
-        with pytest.raises(ValueError, match=r"fsdp_axis .* token_axes .* without data"):
+        with pytest.raises(ValueError, match=r"fsdp_axis .* token_axes .* lack data"):
             moe.expert_parallel(mesh, expert_axis="expert", fsdp_axis="data", token_axes="expert")
 
     def test_operands(self, rng):

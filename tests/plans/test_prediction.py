@@ -112,7 +112,8 @@ def recorded() -> list[tuple[str, dict[str, Any]]]:
         for path in sorted(RESULTS.glob("h200_*.json"))
         for case in json.loads(path.read_text())["cases"]
         if "flops" in case and "median_us" in case["peers"].get("ours", {})
-        if not case["op"].startswith(("moe_", "ep_", "newton_", "step"))  # layers, optimisers
+        # Not layers and optimisers.
+        if not case["op"].startswith(("moe_", "ep_", "newton_", "step", "weight_only"))
     ]
 
 
