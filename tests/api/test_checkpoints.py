@@ -237,8 +237,36 @@ def test_fp8_blocks(rng):
     scales = rng.uniform(0.5, 2, (2, 2, 2)).astype(np.float32)
     want = weight.astype(np.float32) * np.repeat(np.repeat(scales, 128, 1)[:, :n], 128, 2)[..., :k]
     np.testing.assert_array_equal(values(jgg.checkpoints.fp8(weight, scales)), want.swapaxes(1, 2))
+    rows = jgg.checkpoints.fp8(weight, scales, layout="rows")
+    np.testing.assert_array_equal(values(rows), want.swapaxes(1, 2))
+    with pytest.raises(ValueError, match="layout must be"):
+        jgg.checkpoints.fp8(weight, scales, layout="columns")
     with pytest.raises(TypeError, match=r"weight_scale_inv must have the shape \(2, 2, 2\)"):
         jgg.checkpoints.fp8(weight, scales[:, :1])
+
+
+def test_a_layer_with_a_recipe_multiplies_fp8_blocks_as_they_are(rng):
+    embed, hidden, experts, tokens = 256, 128, 4, 512
+
+    def matrix(k, n):
+        shape = experts, n, k
+        weight = (rng.standard_normal(shape) / 16).astype(E4M3)
+        return weight, rng.uniform(0.5, 2, (experts, n // 128, k // 128)).astype(np.float32)
+
+    stored = [matrix(embed, hidden), matrix(embed, hidden), matrix(hidden, embed)]
+    x = jnp.asarray(rng.standard_normal((tokens, embed)), jnp.bfloat16)
+    routing = moe.route(jnp.asarray(rng.standard_normal((tokens, experts))), top_k=2)
+
+    def layer(layout, **options):
+        weights = [jgg.checkpoints.fp8(*each, layout=layout) for each in stored]
+        return moe.dropless_mlp(x, routing, *weights, **options)
+
+    recipe = jgg.Recipe()
+    found, expected = layer("rows", recipe=recipe), layer("packed")
+    error = np.linalg.norm(np.float32(found) - np.float32(expected))
+    assert error < 0.06 * np.linalg.norm(np.float32(expected))
+    plans = str(jgg.explain(lambda: layer("rows", recipe=recipe)))
+    assert "dequantises" not in plans and "float8_e4m3fn" in plans
 
 
 def test_gpt_oss_names_what_is_wrong(rng):

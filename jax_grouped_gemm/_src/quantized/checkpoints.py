@@ -7,7 +7,7 @@ have any leading dimensions; for a layer of experts, stack the experts' tensors 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jax_grouped_gemm._src.arguments import as_array, checked_choice
 from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.format import Codes, Format, named
+from jax_grouped_gemm._src.quantized.format import Codes, Format, Layout, named
 from jax_grouped_gemm._src.quantized.qwix import qwix
 
 __all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq", "qwix"]
@@ -265,7 +265,9 @@ def compressed_tensors(
     return of_stored(_of_compressed, stored, (k, n), _int4(size, zeros), tuple(leading))
 
 
-def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
+def fp8(
+    weight: ArrayLike, weight_scale_inv: ArrayLike, *, layout: Layout = "packed"
+) -> QuantizedArray:
     """Returns the weights [..., k, n] of an FP8 checkpoint such as DeepSeek-V3's.
 
     Their format is "fp8_128x128".
@@ -274,17 +276,19 @@ def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
       weight: float8_e4m3fn [..., n, k].
       weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)]. A weight is its value times the
         element for its block.
+      layout: "packed" for products with bfloat16 rows, which dequantise the weights first; or
+        "rows" for products with rows in FP8, such as those of a layer with a recipe.
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.
+      ValueError: `layout` is invalid.
     """
     weight, scales = as_array("weight", weight), as_array("weight_scale_inv", weight_scale_inv)
     _check_dtype("weight", weight, jnp.float8_e4m3fn)
     *leading, n, k = weight.shape
     _check_shape("weight_scale_inv", scales, (*leading, -(-n // 128), -(-k // 128)))
-    return of_stored(
-        _of_blocks, (weight, scales), (k, n), named("fp8_128x128", layout="packed"), tuple(leading)
-    )
+    found = named("fp8_128x128", layout=checked_choice("layout", layout, get_args(Layout)))
+    return of_stored(_of_blocks, (weight, scales), (k, n), found, tuple(leading))
 
 
 # These functions return the codes of one matrix from its tensors.
