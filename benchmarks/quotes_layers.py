@@ -150,8 +150,10 @@ def milliseconds(us: float) -> str:
     return f"{us / 1e3:.1f}"
 
 
-def of_muon(op: str, what: str, titles: Mapping[str, str], other: str) -> str:
-    """Returns a table of milliseconds of peers, and the ratio of the peer `other` to ours."""
+def of_muon(
+    op: str, what: str, titles: Mapping[str, str], other: str, over: Mapping[str, str]
+) -> str:
+    """Returns a table of milliseconds of peers, and ratios of `other` to the peers of `over`."""
     found = [
         (card, one, {name: peer.get("median_us") for name, peer in one["peers"].items()})
         for topic, card in {"muon": "H200", "muon_h100": "H100"}.items()
@@ -163,20 +165,21 @@ def of_muon(op: str, what: str, titles: Mapping[str, str], other: str) -> str:
     for card, one, us in found:
         stacks = " + ".join(f"{g} of {n} x {m}" for g, n, m in one["shape"]["stacks"])
         times = (milliseconds(us[name]) if us.get(name) else "-" for name in names)
-        rows.append([stacks, card, *times, f"{us[other] / us['ours']:.2f}"])
-    return table([what, "GPU", *(titles[name] for name in names), "times ours"], rows)
+        rows.append([stacks, card, *times, *(f"{us[other] / us[name]:.2f}" for name in over)])
+    return table([what, "GPU", *(titles[name] for name in names), *over.values()], rows)
 
 
 def muon() -> str:
     titles = {"ours": "ours ms", "standard": '`method="standard"`', "iteration": "iteration alone"}
     titles |= {"einsum_iteration": "einsums alone", "einsum_bf16": "einsums in bf16"}
-    return of_muon("newton_schulz", "matrices", titles, "einsum_bf16")
+    return of_muon("newton_schulz", "matrices", titles, "einsum_bf16", {"ours": "times ours"})
 
 
 def muon_steps() -> str:
     titles = {"ours": "ours ms", "bf16_gradients": "bf16 gradients", "optax_adamw": "AdamW"}
     titles |= {"optax_muon": "`optax.contrib.muon`"}
-    return of_muon("step", "parameters", titles, "optax_muon")
+    over = {"ours": "times ours", "bf16_gradients": "times bf16 gradients"}
+    return of_muon("step", "parameters", titles, "optax_muon", over)
 
 
 def optimizer() -> str:
