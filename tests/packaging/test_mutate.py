@@ -19,7 +19,8 @@ def rows(a: int = 2, *, b=True):
 
 def test_each_operation_has_tests():
     folders = (mutate.ROOT / mutate.PACKAGE / "_src").glob("*/__init__.py")
-    assert {path.parent.name for path in folders} == set(mutate.TESTS)
+    operations = {path.parent.name for path in folders} - {"note"}  # it computes nothing
+    assert operations == set(mutate.TESTS)
     for patterns in (mutate.COMMON, *mutate.TESTS.values()):
         assert all(list((mutate.ROOT / "tests").glob(pattern)) for pattern in patterns)
 
