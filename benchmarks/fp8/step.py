@@ -26,7 +26,7 @@ RESULTS = ("out", "d_lhs", "d_rhs")
 def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
     """Returns a function that computes a product and the cotangents of both operands.
 
-    Its operands are lhs, rhs, group sizes and the cotangent of the result.
+    The function takes lhs, rhs, group sizes and the cotangent of the result.
     """
 
     def function(lhs, rhs, group_sizes, cotangent):

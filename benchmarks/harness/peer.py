@@ -30,7 +30,7 @@ class Role(enum.StrEnum):
     LOOP = "loop"
     # A matmul of the same FLOPs without groups. We want to be nearly as fast.
     CEILING = "ceiling"
-    # Only moves memory. Its speed gives a lower bound of the time to move a problem's bytes.
+    # Only moves memory. No implementation moves a problem's bytes faster than this.
     BANDWIDTH = "bandwidth"
 
     @property

@@ -40,7 +40,7 @@ class Config:
 
 
 # These are the most frequent entries of the tables that tokamax tuned on an H100, first those of
-# the Triton kernel, which is faster on most problems. Its defaults without a table are slow.
+# the Triton kernel, which is faster on most problems. Without a table, tokamax's defaults are slow.
 CONFIGS = (
     Config("triton", 128, 128, 32, 4, num_warps=4),
     Config("triton", 128, 256, 64, 3, num_warps=8),
@@ -87,7 +87,7 @@ def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
 
 
 class Tokamax(CompiledPeer):
-    """tokamax's ragged dot. Its time includes the copies that it makes of transposed operands."""
+    """tokamax's ragged dot, timed with the copies that it makes of transposed operands."""
 
     name = "tokamax"
     needs = ("tokamax", "GPU")

@@ -84,8 +84,8 @@ class Call {
   }
   bool has(std::string_view name) const { return attributes_.contains(name); }
 
-  // Returns the tile. Its kind is the attribute `kind`, or `otherwise` in calls without this
-  // attribute.
+  // Returns the tile. The attribute `kind` gives the kind of kernel; calls without this attribute
+  // have the kind `otherwise`.
   TileConfig tile(KernelKind otherwise = KernelKind::kCooperative) {
     TileConfig tile{get<int32_t>("tile_m"), get<int32_t>("tile_n"), get<int32_t>("cluster"),
                     otherwise};

@@ -35,7 +35,7 @@ __device__ __forceinline__ void wait_for_copies() {
 
 // Adds lhs * rhs to sums, for lhs [16, 4 kQuads] and rhs [4 kQuads, 8], spread over a warp. At k =
 // l % 4 of every quad, lane l holds rows l / 4 and l / 4 + 8 of the lhs and column l / 4 of the
-// rhs. Its sums are of rows l / 4 and l / 4 + 8 and columns 2 (l % 4) and 2 (l % 4) + 1.
+// rhs. Lane l has the sums of rows l / 4 and l / 4 + 8 in columns 2 (l % 4) and 2 (l % 4) + 1.
 __device__ __forceinline__ void multiply_add(double (&sums)[4], double const (&lhs)[1][2],
                                              double const (&rhs)[1]) {
   cute::SM90::MMA_16x8x4_F64F64F64F64_TN::fma(sums[0], sums[1], sums[2], sums[3], lhs[0][0],

@@ -68,7 +68,7 @@ struct Forms {
   Rows transposed;
 };
 
-// The exchange of a cluster, for one of its thread blocks. Its constructor begins it, and
+// The exchange of a cluster, for one of its thread blocks. The constructor begins the exchange, and
 // `complete` ends it.
 class Exchange {
  public:

@@ -28,7 +28,7 @@ class ListedWorkspace {
   // Lays out the parts of `stacks` in `memory`. If `memory` is null, only the sizes are meaningful.
   ListedWorkspace(std::vector<MatrixStack> const& stacks, Accuracy accuracy, void* memory);
 
-  // Returns the parts and maxima of a stack. Its maxima follow the maxima of the previous stack.
+  // Returns the parts and maxima of a stack. The maxima of all stacks follow one another.
   StackParts const& operator[](size_t stack) const { return parts_[stack]; }
   int parts_each() const { return parts_of(accuracy_); }
   int64_t bytes() const { return bytes_; }

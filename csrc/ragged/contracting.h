@@ -27,7 +27,7 @@ struct RaggedContracting {
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
   static constexpr bool kSharesLhs = kGathersLhs && !kGathersOwnRows;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
-  // No operand may be contiguous along the ragged dimension. Its boxes would start and end at
+  // No operand may be contiguous along the ragged dimension. Boxes would then start and end at
   // multiples of 16 bytes, so stages would hold rows of other groups.
   static_assert(Config::kLhsMajor == Major::kMN && Config::kRhsMajor == Major::kMN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;

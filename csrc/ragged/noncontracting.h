@@ -24,7 +24,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  // lhs may not be contiguous along its rows. Its boxes would start at multiples of 16 bytes, so
+  // lhs may not be contiguous along its rows. Boxes would then start at multiples of 16 bytes, so
   // stages would hold rows of the previous group.
   static_assert(Config::kLhsMajor == Major::kK);
   static constexpr bool kAdds = false;

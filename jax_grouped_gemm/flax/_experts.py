@@ -98,8 +98,9 @@ def check_options(layer: Any, embed: int | None = None) -> None:
             raise ValueError("MoE: mesh, fsdp_axis and tensor_axis need an expert_axis")
         return
     of_mesh = {name: getattr(layer, name) for name in (*OF_MESH, "batch_invariant")}
-    check_expert_parallel(**of_mesh)
-    if layer.mesh is not None:
+    if layer.mesh is None:
+        check_expert_parallel(**of_mesh)
+    else:
         moe.expert_parallel(layer.mesh, **of_mesh)
         sizes = dict(expert_axis=("num_experts", layer.num_experts))
         sizes |= dict(tensor_axis=("hidden_features", layer.hidden_features))

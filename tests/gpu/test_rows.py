@@ -189,7 +189,7 @@ def test_vmap(axes, rng):
     operands = [x[0] if axis is None else np.stack(x) for x, axis in zip(arrays, axes, strict=True)]
 
     def both(implementation):
-        """Returns sums and cotangents. Those of rows that the batch shares are summed over it."""
+        """Returns sums and cotangents. Cotangents of shared rows are summed over the batch."""
 
         def run(rows, weights):
             def one(rows, inverse, order, weights, count):

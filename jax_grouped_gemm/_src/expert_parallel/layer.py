@@ -161,7 +161,8 @@ def _returned(
 
     @one_by_one.defjvp
     def _(primals, tangents):
-        # Its transpose copies all tokens to rows at once, instead of adding up a copy per device.
+        # The transpose of this copies all tokens to rows at once, and does not add up a copy for
+        # each device.
         _, order, inverse, sizes, valid_rows, wanted = primals
         pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
         return one_by_one(*primals), at_once(tangents[0], pairs)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from jax_grouped_gemm._src.rows.routing import Routing
 
 
+WEIGHTS_ON_INPUT = "weights multiply rows of x"
+
+
 @dataclasses.dataclass(frozen=True)
 class UnfusedLayer:
     """A layer whose products have kernels of their own, because no fused kernel computes it."""
@@ -216,23 +219,24 @@ class Experts:
             reason = packed.dequantized_reason(given, self.options)
             if not reason and not self.weights_on_input:
                 return self.mlp(Rows(x), weights, groups)
-            reason = reason or "weights multiply rows of x"
-        elif self._is_planned(x):
-            why = plan.unfused_reason(*self._hidden(Rows(x), weights, groups))
-            if self.weights_on_input:
-                why = "weights multiply rows of x"
-            if why:
-                count = groups.sizes.shape[0]
-                of = self.weights.layer(x, x.shape[0], count, are_copies=False)
-                sizes = noted(groups.sizes, UnfusedLayer(of, why))
-                groups = dataclasses.replace(groups, sizes=sizes)
+            reason = reason or WEIGHTS_ON_INPUT
+        else:
+            groups = self._with_note(x, weights, groups)
         compute = functools.partial(Experts._on_rows, x=x, weights=weights, groups=groups)
         return self._with_arrays(x, compute, reason)
 
-    def _is_planned(self, x: jax.Array) -> bool:
-        """Whether plans decide how the products of rows x are computed."""
-        asked = callable(self.implementation) or self.implementation == "xla"
-        return not (asked or self.in_fp8 or self.counts_rows) and is_static(*x.shape)
+    def _with_note(self, x: jax.Array, weights: jax.Array, groups: Groups) -> Groups:
+        """Returns `groups`, marked so that `explain` says why no kernel fuses the layer of x."""
+        is_asked = callable(self.implementation) or self.implementation == "xla"
+        if is_asked or self.in_fp8 or self.counts_rows or not is_static(*x.shape):
+            return groups
+        reason = WEIGHTS_ON_INPUT
+        if not self.weights_on_input:
+            reason = plan.unfused_reason(*self._hidden(Rows(x), weights, groups))
+        if not reason:
+            return groups
+        of = self.weights.layer(x, x.shape[0], groups.sizes.shape[0], are_copies=False)
+        return dataclasses.replace(groups, sizes=noted(groups.sizes, UnfusedLayer(of, reason)))
 
     def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         of_result: jax.Array | None = weights

@@ -36,7 +36,7 @@ COUNTS_OF_ALL_BLOCKS = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sort(Kernel):
-    """A way to sort. Its problem is the number of pairs.
+    """A way to sort. The problem that it takes is the number of pairs.
 
     Attributes:
       blocks: returns the number of thread blocks for numbers of pairs and of experts.
