@@ -293,7 +293,7 @@ def losses() -> plt.Figure:
 def muon() -> plt.Figure:
     of_h100, of_h200 = (
         [case for case in cases(topic).values() if case["op"] == "step"]
-        for topic in ("muon_h100", "muon")
+        for topic in ("muon_h100", "muon_steps")
     )
     found, card = (of_h100, "H100") if of_h100 else (of_h200, "H200")
     labels = {"optax_adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}

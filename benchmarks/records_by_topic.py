@@ -11,6 +11,12 @@ from benchmarks.harness.results_file import load
 # Replaces a case that was not measured.
 NO_CASE: Mapping = {"peers": {}, "ratios": {}}
 RESULTS = Path(__file__).parent / "results"
+
+
+def stems(pattern: str) -> tuple[str, ...]:
+    return tuple(path.stem for path in sorted(RESULTS.glob(f"{pattern}.json")))
+
+
 # The records of each topic.
 RECORDS = {
     "ragged": ("h200_main",),
@@ -26,23 +32,24 @@ RECORDS = {
     "layers_quack": ("h200_moe_quack",),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
-    "layers_packed": ("h200_weight_only",),
+    "layers_packed": stems("h200_weight_only*"),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
     "fp8": ("h200_fp8",),
-    "training": ("h200_fp8_training",),
+    "training": stems("h200_fp8_training*"),
     "float32_default": ("h200_float32_default",),
     "float32_highest": ("h200_float32_highest",),
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
     "optimizer": ("h100_optimizer", "h100_optimizer_program"),
-    "muon": ("h200_muon_steps", "h200_muon"),
-    "muon_h100": tuple(path.stem for path in sorted(RESULTS.glob("h100_muon*.json"))),
+    "muon": ("h200_muon", "h200_muon_2"),
+    "muon_steps": ("h200_muon_steps",),
+    "muon_h100": stems("h100_muon*"),
     "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),
-    "layers_fine": ("h100_moe_fine",),
+    "layers_fine": ("h200_moe_fine",),
 }
 MIB, GIB = 2**20, 2**30
 

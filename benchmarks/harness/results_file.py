@@ -10,8 +10,23 @@ from benchmarks.harness.measure import merge
 def save(results: Mapping, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(dumps(results) + "\n")
+    partial.write_text(dumps(without_absent_peers(results)) + "\n")
     partial.replace(path)
+
+
+def without_absent_peers(results: Mapping) -> Mapping:
+    """Returns results without peers that were not installed, and with a note if there were any."""
+    cases = [
+        case | {"peers": {name: peer for name, peer in case["peers"].items() if not absent(peer)}}
+        for case in results.get("cases", ())
+    ]
+    if cases == results.get("cases", cases):
+        return results
+    return results | {"excerpt": "without peers that were not installed", "cases": cases}
+
+
+def absent(peer: Mapping) -> bool:
+    return peer.get("reason", "").endswith("is not installed")
 
 
 def dumps(value, levels: int = 4, indent: str = "") -> str:

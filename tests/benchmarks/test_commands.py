@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -68,11 +69,12 @@ def test_ragged_products(dry_run, capsys):
     assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
     for record in found.values():
         if record["op"] in ("forward", "wgrad"):
-            # Both passes, and the peers that this machine lacks with a reason.
+            # Both passes, and no peer that this machine lacks.
             assert record["peers"]["stock"]["status"] == "measured"
-            assert record["peers"]["quack"]["reason"] or record["peers"]["quack"]["us"]
+            assert record["peers"].get("quack", {"us": [1]})["us"]
     printed = capsys.readouterr().out
     assert "tiny/forward/random" in printed and "best grouped peer" in printed
+    assert importlib.util.find_spec("torch") or "torch is not installed [all cases]" in printed
 
 
 def test_layers_over_devices(dry_run):
@@ -120,7 +122,7 @@ def test_moe(dry_run):
         ours, unfused = (record["peers"][name] for name in ("ours", "ours_unfused"))
         assert ours["error"]["total"] < 0.02 and ours["temporary_bytes"] > 0
         assert unfused["status"] == "measured" and record["ratios"]["ours_unfused"] > 0
-        assert record["peers"]["quack"]["status"] == "skipped"
+        assert not {"quack", "quack_tuned"} & set(record["peers"])  # they need a GPU
 
 
 def test_weight_only(dry_run):

@@ -86,6 +86,16 @@ def test_results_are_saved_compactly_and_read_together(tmp_path):
     assert a["peers"]["stock"]["us"] == [70.0, 140.0] and b["ratios"] == {"ours": -0.00012346}
 
 
+def test_peers_that_are_not_installed_are_left_out_of_files(tmp_path):
+    absent = {"status": "skipped", "reason": "quack is not installed"}
+    too_large = {"status": "skipped", "reason": "its copies need 112 GiB"}
+    results = {"cases": [{"peers": {"ours": {}, "quack": absent, "stock": too_large}}]}
+    results_file.save(results, tmp_path / "out.json")
+    saved = results_file.load([tmp_path / "out.json"])
+    assert saved["cases"][0]["peers"] == {"ours": {}, "stock": too_large}
+    assert "not installed" in saved["excerpt"] and "quack" in results["cases"][0]["peers"]
+
+
 def test_quantisers_may_differ_in_rare_values_but_in_no_scale():
     values = jnp.asarray(np.arange(1, 101) / 32, jnp.float8_e4m3fn)
     scales = jnp.linspace(0.5, 1.5, 8, dtype=jnp.float32)
