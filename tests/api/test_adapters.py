@@ -1,4 +1,4 @@
-"""Code that calls `jax.lax.ragged_dot` or tokamax, and gets the products of this package."""
+"""With `adapters`, code that calls `jax.lax.ragged_dot` or tokamax runs this package's products."""
 
 import re
 import threading
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import adapters
 
-SIZES = np.array([5, 0, 9, 7], np.int32)  # of 24 rows: three belong to no group
+SIZES = np.array([5, 0, 9, 7], np.int32)  # three of 24 rows belong to no group
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def operands(rng):
 
 @pytest.fixture
 def lines_in_programs():
-    """Programs name the lines of Python that they come from, as for users."""
+    """Makes programs name the Python lines that they come from. conftest.py switches this off."""
     limit = jax.config.jax_traceback_in_locations_limit
     jax.config.update("jax_traceback_in_locations_limit", 10)
     yield
@@ -33,7 +33,7 @@ def lines_in_programs():
 
 
 def is_ours(function, *arguments) -> bool:
-    """Whether a program multiplies by this package alone."""
+    """Returns whether this package, and not JAX, computes the ragged products of a program."""
     text = str(jax.make_jaxpr(function)(*arguments))
     ours, theirs = re.search(r"= ragged_(non)?contracting\[", text), "= ragged_dot_general[" in text
     assert bool(ours) != theirs, text
@@ -166,7 +166,7 @@ class TestReplaceLax:
         assert not is_ours(ragged_dot, *operands)
 
     def test_what_ours_does_not_offer(self, operands):
-        """JAX keeps products with two contracting dimensions if one of them is ragged."""
+        """JAX itself computes what we do not offer: sums over a ragged and another dimension."""
         x, sizes = operands[0].reshape(24, 4, 4), operands[2]
         numbers = jax.lax.RaggedDotDimensionNumbers((((0, 1), (0, 1)), ((), ())), [0], [])
         want = ragged_dot_general(x, x, sizes, numbers)
@@ -204,7 +204,7 @@ class TestReplaceLax:
         assert len(calls) == with_theirs + 1
 
     def test_a_function_that_the_user_has_replaced(self, operands, monkeypatch):
-        """As code does that puts our function in place of JAX's."""
+        """`replace_lax` still works if the user has put our function in the place of JAX's."""
         adapters._original.cache_clear()
         monkeypatch.setattr(jax.lax, "ragged_dot", jgg.ragged_dot)
         with adapters.replace_lax():
@@ -234,7 +234,7 @@ class TestReplaceLax:
 
 
 def test_kernels_of_unchanged_code(h200):
-    """Forward and backward of stock code, compiled for an H200."""
+    """Inside `replace_lax`, both gradients of `jax.lax.ragged_dot` compile to kernels."""
     shapes = [(4096, 512), (8, 512, 1024)]
     lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((8,), jnp.int32)
@@ -248,7 +248,7 @@ def test_kernels_of_unchanged_code(h200):
 
 
 def test_kernels_of_an_unchanged_flax_layer(h200):
-    """A layer of a user's in Flax NNX, forward and backward, compiled for an H200."""
+    """Inside `replace_lax`, both gradients of a user's Flax NNX layer compile to kernels."""
     nnx = pytest.importorskip("flax.nnx")
 
     class Experts(nnx.Module):
@@ -298,7 +298,7 @@ class TestTokamax:
 
     def test_in_tokamax(self, operands):
         tokamax = pytest.importorskip("tokamax")
-        # Else tokamax parses pytest's options.
+        # Otherwise tokamax would parse pytest's options.
         pytest.importorskip("absl.flags").FLAGS.mark_as_parsed()
         own = [adapters.tokamax_ragged_dot]
         out = tokamax.ragged_dot(*operands, implementation=own)

@@ -1,4 +1,4 @@
-"""Batch invariance over devices and of Flax layers, as far as a CPU shows it."""
+"""Batch invariance of layers over several devices and of Flax layers, as far as a CPU shows it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def mesh_of(devices, *others) -> Mesh:
 
 @pytest.fixture
 def operands(rng):
-    """The rows of choices are exact, whatever computes a product, and of many magnitudes, so that
-    the order in which they are added up is seen in the bits of a sum."""
+    """Matrices have one power of two in each row and column, so that products are exact. Rows
+    have many magnitudes, so that the bits of a sum show in which order rows are added up."""
 
     def values(*shape):
         x = rng.standard_normal(shape) * np.exp2(4 * rng.standard_normal(shape))
@@ -43,7 +43,7 @@ def operands(rng):
 
 
 def over(devices, **options):
-    """y and dx of a layer over so many devices."""
+    """Returns a function that computes y and dx of a layer over `devices` devices."""
     options = dict(activation="relu") | options
     run = moe.expert_parallel(mesh_of(devices), expert_axis="expert", **options)
 
@@ -59,7 +59,7 @@ def over(devices, **options):
 
 
 def one_by_one(x, experts, weights, *matrices):
-    """y of each token: its choices' rows, each computed in a call of its own and added in order."""
+    """Returns y. A separate call computes each of the K choices, and they are added in order."""
     y = jnp.zeros_like(x)
     for choice in range(K):
         of_choice = routing(experts[:, choice : choice + 1], weights[:, choice : choice + 1], E)
@@ -78,7 +78,7 @@ def test_over_any_number_of_devices(operands):
         got = bits(over(devices, batch_invariant=True)(*operands))
         for name, one, other in zip(("y", "dx"), got, expected, strict=True):
             np.testing.assert_array_equal(one, other, err_msg=f"{name} on {devices} devices")
-    # Otherwise devices add up what they have.
+    # Without batch invariance, each device first adds up the rows of its own experts.
     (y, _), (other, _) = bits(over(4, strategy="all_gather")(*operands)), expected
     assert (y != other).any()
 
@@ -138,7 +138,7 @@ def test_explain():
 
 
 def products_of(plans):
-    """The plans, without that which says why the layer is not fused."""
+    """Returns the plans of products, without the plan that says why the layer is not fused."""
     return [plan for plan in plans if plan.problem.op != "expert_mlp"]
 
 
@@ -148,7 +148,7 @@ class TestFlax:
         pytest.importorskip("flax", reason="Flax is not installed")
 
     def layers(self, **options):
-        """NNX's and Linen's, as functions of x."""
+        """Returns the NNX layer and the Linen layer, as functions of x."""
         from flax import nnx
 
         import jax_grouped_gemm.flax as jgg_flax
@@ -162,7 +162,7 @@ class TestFlax:
         x = jax.ShapeDtypeStruct((T, D), jnp.float32)
         for layer in self.layers(batch_invariant=True):
             plans = jgg.explain(layer, x).plans
-            # The router's product is the first one.
+            # The first plan is that of the router's product.
             assert plans[0].problem.num_groups == 1 and len(plans) > 2
             assert all("batch invariant" in str(plan) for plan in products_of(plans))
         for layer in self.layers():

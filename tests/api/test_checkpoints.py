@@ -1,4 +1,4 @@
-"""Checkpoints: literal bytes with the values they are, and gpt-oss against its own MLP."""
+"""Checkpoints: literal bytes have known values, and gpt-oss matches NumPy and Transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 
 
 def words(nibbles, axis):
-    """Codes to int32 along an axis, the lowest bits first."""
+    """Packs eight 4-bit codes along an axis into each int32, the first into the lowest bits."""
     nibbles = np.moveaxis(np.asarray(nibbles, np.uint32), axis, -1)
     split = nibbles.reshape(*nibbles.shape[:-1], -1, 8)
     packed = (split << (4 * np.arange(8, dtype=np.uint32))).sum(-1, dtype=np.uint32)
@@ -61,13 +61,13 @@ def gpt_oss_tensors(rng, experts, embed, hidden, names="hugging face", layer=3):
 
 
 def dequantized(blocks, scales):
-    """[E, columns, k] in float64."""
+    """Returns the values of MXFP4 blocks, [E, columns, k] in float64."""
     codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:3], 32)
     return (oracle.E2M1[codes] * oracle.e8m0(scales)[..., None]).reshape(*blocks.shape[:2], -1)
 
 
 def test_gpt_oss_bytes():
-    # Two experts' rows would be alike; one expert, k = 32, F = 1: row 0 is gate, row 1 up.
+    # There is one expert with k = 32 and F = 1, so row 0 is gate and row 1 is up.
     blocks = np.zeros((1, 2, 1, 16), np.uint8)
     blocks[0, 0, 0, :4] = 0x21, 0x43, 0x65, 0xF7  # low nibble first
     blocks[0, 1, 0, :2] = 0xA9, 0x0C
@@ -141,7 +141,7 @@ def test_gpt_oss_against_transformers(rng):
         num_experts_per_tok=2,
         num_hidden_layers=1,
     )
-    config._experts_implementation = "eager"  # a model says so, a module alone does not
+    config._experts_implementation = "eager"  # a whole model sets this, one module does not
     tensors = gpt_oss_tensors(rng, 4, 96, 160, layer=0)
     own = {name.removeprefix("model.layers.0.mlp."): x for name, x in tensors.items()}
     module = modeling.GptOssMLP(config).to(torch.float32)
@@ -159,12 +159,12 @@ def test_gpt_oss_against_transformers(rng):
 
 
 def test_gptq_bytes(rng):
-    # One group of 32 rows, 8 columns. Column 0 has the codes 0, 1, ..., 7, 8, ... along k.
+    # One group has 32 rows and 8 columns. Each column has the codes 0, 1, ..., 15 twice along k.
     codes = np.tile(np.arange(32, dtype=np.uint32)[:, None] % 16, (1, 8))
     qweight = words(codes, 0)
     assert qweight[0, 0] == 0x76543210 and qweight[1, 0].view(np.uint32) == 0xFEDCBA98
     scales = np.full((1, 8), 0.5, np.float16)
-    qzeros = np.array([[0x65432107]], np.int32)  # of columns 0 to 7: 7, 0, 1, 2, 3, 4, 5, 6
+    qzeros = np.array([[0x65432107]], np.int32)  # columns 0 to 7 have 7, 0, 1, 2, 3, 4, 5, 6
     zeros = np.array([7, 0, 1, 2, 3, 4, 5, 6])
     for version in (1, 2):
         q = jgg.checkpoints.gptq(qweight, scales, qzeros, np.arange(32) // 32, version=version)
@@ -181,7 +181,7 @@ def test_gptq_bytes(rng):
 
 
 def test_awq_bytes():
-    # The nibbles of a word, from the lowest: columns 0, 2, 4, 6, 1, 3, 5, 7.
+    # From the lowest nibble on, a word has the columns 0, 2, 4, 6, 1, 3, 5, 7.
     qweight = np.full((64, 1), 0x76543210, np.int32)
     qzeros = np.full((2, 1), 0x11111111, np.int32)
     scales = np.array([[1] * 8, [2] * 8], np.float16)
@@ -297,7 +297,7 @@ def test_gpt_oss_names_what_is_short(rng, name, axis):
 def test_zero_points_and_scales_of_another_shape_are_named():
     words, scales = np.zeros((2, 4, 16), np.int32), np.ones((2, 1, 16), np.float16)
     with pytest.raises(TypeError, match=r"qzeros must have the shape \(2, 1, 2\)"):
-        jgg.checkpoints.gptq(words, scales, np.zeros((2, 1, 4), np.int32))  # as 8 bits have
+        jgg.checkpoints.gptq(words, scales, np.zeros((2, 1, 4), np.int32))  # the shape for 8 bits
     with pytest.raises(TypeError, match=r"qzeros must have the shape \(2, 1, 16\)"):
         jgg.checkpoints.awq(np.zeros((2, 32, 16), np.int32), np.ones((2, 1, 128)), words[:, :, :1])
     packed = dict(weight_packed=np.zeros((2, 16, 4), np.int32), weight_scale=np.ones((2, 16, 1)))
@@ -312,7 +312,7 @@ def test_zero_points_and_scales_of_another_shape_are_named():
 
 
 class QArray(NamedTuple):
-    """The fields of the array of qwix."""
+    """The fields of `qwix.QArray`."""
 
     qvalue: jax.Array
     scale: jax.Array
@@ -321,7 +321,7 @@ class QArray(NamedTuple):
 
 
 def of_tiles(x, shape):
-    """A number for each element."""
+    """Returns an array of `shape`, in which each element has the number x of its tile."""
     for axis, size in enumerate(shape):
         x = np.repeat(x, size // x.shape[axis], axis)
     return x

@@ -1,4 +1,4 @@
-"""The main job: its text, its training, and what it prints and saves."""
+"""The demo, `python -m jax_grouped_gemm`: its text, its training, and what it prints and saves."""
 
 import dataclasses
 import gc
@@ -35,20 +35,20 @@ TINY = presets.Preset(
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """The preset for machines without a GPU is tiny, and this is such a machine."""
+    """Makes the preset for machines without a GPU tiny, and hides any GPU of this machine."""
     monkeypatch.setitem(presets.PRESETS, "cpu", TINY)
     monkeypatch.setattr("jax_grouped_gemm.unavailable_reason", lambda: "no GPU in this test")
 
 
 @pytest.fixture(scope="module")
 def trained():
-    """The runs of this module by what was asked for: equal seeds train equally."""
+    """Finished runs of this module by preset and options, which determine the results of a run."""
     return {}
 
 
 @pytest.fixture
 def trained_once(trained, monkeypatch):
-    """Trains once for the tests that do not look at the training itself."""
+    """Trains once for equal presets and options, in tests that do not check the training itself."""
     from jax_grouped_gemm.demo import train as training
 
     train = training.train
@@ -64,7 +64,7 @@ def trained_once(trained, monkeypatch):
 
 @pytest.fixture
 def library(tmp_path):
-    """Forty files; two of them are held out, and tests and installed packages do not count."""
+    """A folder with 40 files, 2 of which will be held out, and with tests and packages to skip."""
     for index in range(40):
         (tmp_path / f"module{index:02}.py").write_text(f"value = {index}\n")
     for directory in ("test", "site-packages"):
@@ -126,7 +126,7 @@ class TestMain:
     @pytest.mark.parametrize("asked", ["48855261184 bytes.", "45.5GiB."])
     @pytest.mark.parametrize("at", ["compile", "run"])
     def test_stock_out_of_memory_is_a_row(self, at, asked, tiny, monkeypatch, capsys, tmp_path):
-        """Stock JAX is refused memory; what it held is free when the next run begins."""
+        """If stock JAX runs out of memory, a row says so, and the next run can use its memory."""
         from jax_grouped_gemm.demo import train as training
 
         def refused(*_):
@@ -261,7 +261,7 @@ class TestMain:
         assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
 
     def test_interrupt_keeps_the_curve(self, tiny, monkeypatch, capsys, tmp_path):
-        """Ctrl-C in the eighth step of the second of three runs."""
+        """Ctrl-C in step 8 of the second of three runs keeps the losses of its first 7 steps."""
         drawn = []
 
         def batches(*args, **options):
@@ -337,7 +337,7 @@ def test_presets_fit_their_heads():
 
 class TestDevices:
     def test_trains_as_one_device_does(self, tiny, capsys, tmp_path):
-        """Over four devices, whose tokens choose among each other's experts."""
+        """Training has the losses of one device if four devices divide experts and tokens."""
         runs = []
         for devices in ("1", "4"):
             main(["--steps", "6", "--devices", devices, "--output", str(tmp_path / devices)])

@@ -1,4 +1,4 @@
-"""Drop-in use for `jax.lax.ragged_dot`: its arguments, its place, and odd operands."""
+"""`ragged_dot` in the place of `jax.lax.ragged_dot`: sharding, sizes of 64 bits, messages, NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_ours_in_the_place_of_jax_own(operands, monkeypatch):
 
 
 class TestSizesOf64Bits:
-    """Without x64 they are cut at the ends of int32, not wrapped."""
+    """Without x64, sizes and offsets of 64 bits are clipped to the range of int32, not wrapped."""
 
     @pytest.mark.parametrize(
         "sizes, means",

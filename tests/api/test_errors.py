@@ -1,4 +1,4 @@
-"""Bad input is a Python error at trace time that names the operand and its value."""
+"""Bad input raises a Python error at trace time that names the operand and its value."""
 
 import re
 from functools import partial
@@ -21,7 +21,7 @@ def array(*shape, dtype=np.float32):
 
 LHS, RHS, SIZES = array(M, K), array(G, K, N), array(G, dtype=np.int32)
 
-# The mistake, the operands, and the words that the message must have.
+# For each mistake: the operands, and the words that the message must have.
 BAD_OPERANDS = {
     "k differs": ((array(M, 7), RHS, SIZES), ["lhs", "8,7", "rhs", "3,4,5"]),
     "lhs is a vector": ((array(M), RHS, SIZES), ["lhs", "8"]),
@@ -38,7 +38,7 @@ BAD_OPERANDS = {
 
 
 def without_spaces(error) -> str:
-    """The message, with shapes written as in (8,4)."""
+    """Returns the message without spaces after commas, so that shapes read (8,4)."""
     return re.sub(r",\s+", ",", str(error))
 
 
@@ -50,7 +50,7 @@ def raised_by(function, *arguments) -> Exception:
 
 @pytest.mark.parametrize("operands, words", BAD_OPERANDS.values(), ids=BAD_OPERANDS)
 def test_operands_that_jax_rejects_too(operands, words):
-    """The error is of the same kind as JAX's own, and says more."""
+    """Our error has the same type as JAX's, and its message has the given words."""
     jaxs = raised_by(jax.lax.ragged_dot, *operands)
     ours = raised_by(jgg.ragged_dot, *operands)
     assert type(ours) is type(jaxs)
@@ -194,7 +194,7 @@ NOT_BOOLEANS = ["no", 1.5, 1, None, np.ones(2, bool), np.array(True)]
 A, B, E4 = np.ones((3, 3), np.float32), np.ones((2, 3, 3), np.float32), jnp.float8_e4m3fn
 TWO = np.array([1, 2], np.int32)
 
-# Every function with a boolean argument, by the name of the argument.
+# Calls with a boolean argument, whose name is the last word of the key.
 BOOLEANS = {
     "ragged_dot transpose_rhs": lambda x: jgg.ragged_dot(A, B, TWO, transpose_rhs=x),
     "accumulate transpose_lhs": lambda x: jgg.ragged_dot_accumulate(B, A, A, TWO, transpose_lhs=x),

@@ -1,4 +1,4 @@
-"""A layer over several devices is the layer on one, gradients included, bit by bit.
+"""A layer over several devices has the results and gradients of one device, bit for bit.
 
 Operands are small integers, so that sums are exact in any order.
 """
@@ -28,7 +28,7 @@ def mesh_of(**axes) -> Mesh:
 
 
 def parallel(mesh, num_experts=E, tokens=SPLIT, matrices=OF_EXPERTS, stats=None, **options):
-    """(x, experts, weights, *matrices) -> y over a mesh; `stats` gets what the layer says."""
+    """Returns (x, experts, weights, *matrices) -> y, which appends statistics to `stats`."""
     options = dict(expert_axis="expert", activation="relu") | options
 
     def on_device(x, experts, weights, *matrices):
@@ -61,7 +61,7 @@ def parallel_with_gradients(mesh, num_experts, options: tuple):
 
 
 def check(mesh, given, rng, **options):
-    """Result and gradients of the layer over `mesh` are those of the layer on one device."""
+    """Asserts that the layer over `mesh` has the results and gradients of one device."""
     cotangent = jnp.asarray(rng.integers(-2, 3, given[0].shape), jnp.float32)
     num_experts = given[3].shape[0]
     expected = ep.one_device_with_gradients(num_experts)(cotangent, *given)
@@ -154,7 +154,7 @@ class TestMeshes:
     @pytest.mark.parametrize("tokens", [SPLIT, P(("expert", "tensor"))], ids=str)
     @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
     def test_tensor_axis(self, tokens, combine, rng):
-        """Tokens may be the same along the tensor axis or not."""
+        """Tokens may be the same on all devices along the tensor axis, or be divided among them."""
         wi, wo = P("expert", None, "tensor"), P("expert", "tensor")
         options = dict(tensor_axis="tensor", matrices=(wi, wi, wo), tokens=tokens, combine=combine)
         check(mesh_of(expert=2, tensor=4), operands(rng), rng, **options)
@@ -202,7 +202,7 @@ class TestMeshes:
 
 class TestOptions:
     def test_unchecked_shard_map(self, rng):
-        """Without the types of check_vma, tokens are taken to be different everywhere."""
+        """With check_vma=False types show no mesh axes, so the layer assumes that tokens differ."""
         given = operands(rng)
 
         def on_device(x, experts, weights, *matrices):
@@ -231,7 +231,7 @@ class TestOptions:
 
     @STRATEGIES
     def test_fp8(self, strategy, rng):
-        """FP8 results match one device, except for scales that depend on other experts' rows."""
+        """FP8 results are close to those of one device, where some scales depend on other rows."""
         given = [
             x if x.dtype == jnp.int32 else x.astype(jnp.bfloat16)
             for x in operands(rng, embed=128, hidden=128)
@@ -258,18 +258,18 @@ class TestOptions:
     @pytest.mark.parametrize("chunks", [1, 2])
     @STRATEGIES
     def test_a_buffer_that_is_too_small_drops_and_counts(self, strategy, chunks, rng):
-        """Each device has room for half of what balanced experts would get."""
+        """Each device has room for half of the rows that it would get from balanced experts."""
         given = operands(rng, bias=[9, 8, 0, 0, 0, 0, 0, 0])
         mesh, stats = mesh_of(expert=4), []
         options = dict(buffer_factor=0.5, stats=stats, chunks=chunks, strategy=strategy)
         got = jax.jit(parallel(mesh, **options))(*given)
         jax.effects_barrier()
-        # All choices are of the two experts of the first device, which has room for an eighth.
+        # All tokens choose experts of the first device, which has room for an eighth of the rows.
         assert stats[0].overflow == T * K - T * K // 8
         assert stats[0].rows_per_device.tolist() == [T * K, 0, 0, 0]
-        # Sorted by expert and then token, the first rows of every chunk are those that are kept.
+        # Rows are sorted by expert and then by token, and the first rows of every chunk are kept.
         experts, weights = (np.array(a) for a in given[1:3])
-        of_chunk = np.arange(T).reshape(4, chunks, -1)  # of each device
+        of_chunk = np.arange(T).reshape(4, chunks, -1)  # tokens by device and chunk
         for chunk in range(chunks):
             tokens = of_chunk[:, chunk].reshape(-1)
             kept = tokens[: T * K // 8 // chunks]
@@ -347,7 +347,7 @@ class TestTransformations:
 
 
 class TestProcesses:
-    """One program, whose devices belong to several processes."""
+    """One program runs on devices that belong to several processes."""
 
     def test_result_and_gradients(self):
         ep.check_processes(2, "cpu", ["all_gather", "ragged_all_to_all"], devices_each=2)

@@ -1,4 +1,4 @@
-"""Layers over meshes whose axes are of several kinds, or are mapped over: values and gradients."""
+"""Layers over meshes with auto and explicit axes, and under `jax.vmap` over a mesh axis."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def mesh_of(kinds=(), **axes) -> Mesh:
 
 
 def check(rng, mesh, **options):
-    """A layer over the mesh has the values and the gradients of one device, bit by bit."""
+    """Asserts that a layer over the mesh has one device's values and gradients, bit for bit."""
     given = operands(rng)
     cotangent = jnp.asarray(rng.integers(-2, 3, (T, D)), jnp.float32)
     expected = ep.one_device_with_gradients()(cotangent, *given)
@@ -107,7 +107,7 @@ def test_explicit_and_auto_axes(explicit, options, rng):
     ids=str,
 )
 def test_mapped_over_another_axis(options, rng):
-    """Tokens and routing are mapped over, matrices are not."""
+    """`jax.vmap` maps tokens and routing over the mesh axis data, and leaves matrices unmapped."""
     mesh = mesh_of(data=2, expert=4)
     layer = moe.expert_parallel(
         mesh, expert_axis="expert", token_axes="expert", activation="relu", **options
@@ -163,7 +163,7 @@ def test_a_layer_of_one_device_mapped_over_an_axis_inside_shard_map(weights_are_
 
 
 def test_recomputed_hidden_layers_are_not_kept(rng):
-    """Without an axis that is mapped over, gate and up alone are residuals of a hidden layer."""
+    """Without `jax.vmap` over a mesh axis, a hidden layer saves only gate and up for gradients."""
     x = jnp.asarray(rng.standard_normal((T, F)), jnp.float32)
     _, vjp = jax.vjp(lambda g, u: moe.gated_activation(g, u, None), x, 2 * x)
     kept = [a for a in jax.tree.leaves(vjp) if a.shape == (T, F)]
@@ -201,7 +201,7 @@ def test_barrier_keeps_types_and_orders_derivatives(rng):
 
 @pytest.mark.parametrize("strategy", ["ragged_all_to_all", "all_gather"])
 def test_forward_mode(strategy, rng):
-    """The tangent is the product of the Jacobian that reverse mode has."""
+    """Forward mode has the Jacobian J of reverse mode, because ct . (J v) equals (J^T ct) . v."""
     mesh = mesh_of(expert=8)
     given = [jnp.asarray(a) for a in operands(rng)]
     x, experts, weights, *matrices = given

@@ -1,4 +1,4 @@
-"""FP8 layers over a mesh: quantised weights, and sums of tokens' rows made by products in FP8."""
+"""FP8 layers over a mesh whose weights are quantised in advance by `quantize_mlp`."""
 
 import jax
 import jax.numpy as jnp
@@ -65,12 +65,12 @@ def test_quantised_weights_are_those_of_one_device(name, kind, rng):
             return run(lambda *operands: many(*operands, quantized=q)[0], *given)
 
         in_step = step(None, *given)
-        # Values of the matrices are not read: those of their quantised forms are.
+        # NaN in the matrices has no effect, because the layer reads only the quantised weights.
         nan = tuple(jnp.full_like(w, jnp.nan) for w in matrices)
         got = step(quantized, x, logits, nan, dy)
     for a, b in zip(got, in_step, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * float(jnp.abs(b).max()))
-    # Gradients of weights are sums over rows in other blocks, whose scales are others.
+    # Gradients of weights differ more: over devices, FP8 blocks have other rows and scales.
     for a, b, bound in zip(got, expected, (1e-5, 1e-5, 1e-4, 0.06, 0.06, 0.06), strict=True):
         assert np.linalg.norm(a - b) < bound * np.linalg.norm(b)
 

@@ -1,4 +1,4 @@
-"""The layer as a function of whole arrays under jit: the layer of one device, bit by bit."""
+"""`moe.expert_parallel` on global arrays under jit has one device's results, bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def mesh_of(kind=AxisType.Auto, **axes) -> Mesh:
 
 
 def whole(mesh, **options):
-    """(x, experts, weights, *matrices) -> y."""
+    """Returns (x, experts, weights, *matrices) -> y, a function of global arrays."""
     layer = moe.expert_parallel(mesh, **dict(expert_axis="expert", activation="relu") | options)
 
     def run(x, experts, weights, *matrices):
@@ -56,7 +56,7 @@ def test_is_the_layer_of_one_device(name, kind, rng):
         everywhere = NamedSharding(mesh, P())
         split = NamedSharding(mesh, P(options.get("expert_axis", "expert")))
         given = [jax.device_put(a, everywhere) for a in given]
-        # Matrices may be elsewhere than the layer wants them.
+        # The layer moves matrices that have another sharding than it needs.
         given[3:] = [jax.device_put(m, split) for m in given[3:]]
 
         @jax.jit
@@ -106,7 +106,7 @@ def test_biases_and_no_gate(rng):
 @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
 @pytest.mark.parametrize("mapped", [0, 3, 5], ids=["x", "wi_0", "wo"])
 def test_vmap_of_one_operand(mapped, strategy, rng):
-    """The routing is not mapped over; nested, as in second derivatives by `jacrev`."""
+    """`jax.vmap` may map one operand alone, also if nested as in second derivatives by `jacrev`."""
     given = list(operands(rng))
     both = jnp.stack([given[mapped], 2 * given[mapped]])
     axes = [0 if i == mapped else None for i in range(len(given))]
@@ -195,7 +195,7 @@ class TestMistakes:
     "options_of", [moe.expert_parallel_compiler_options, moe.data_parallel_compiler_options]
 )
 def test_compiler_options_are_for_gpus(options_of):
-    """Elsewhere there are none, and a program compiles with what there are."""
+    """For CPUs the options are empty, and `jax.jit` accepts them."""
     for devices in (None, mesh_of(expert=2), jax.devices("cpu")):
         options = options_of(devices)
         assert options == {}

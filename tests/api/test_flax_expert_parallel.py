@@ -1,4 +1,4 @@
-"""The Flax layers over a mesh: the same parameters, results and gradients as on one device."""
+"""Flax layers over a mesh have the same parameters, results and gradients as on one device."""
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def test_options_of_a_mesh_need_an_expert_axis(option, mesh):
 
 @pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_overlap_is_the_layers(library, mesh, x):
-    """Asked of a layer, tokens are sent by ppermutes, to however many devices."""
+    """With `overlap=True`, Flax layers send tokens by ppermutes, even to eight devices."""
     mesh = Mesh(mesh.devices.reshape(8), ("expert",), axis_types=(AxisType.Auto,))
     x = jnp.tile(x, (2, 1, 1))
     options = dict(mesh=mesh, expert_axis="expert", strategy="all_gather", overlap=True)

@@ -1,4 +1,4 @@
-"""Flax layers with a recipe, and weights that are quantised once in an optimiser step."""
+"""Flax layers with a recipe, whose weights may be quantised once in each optimiser step."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def equal(one, other):
 
 
 def quantisations(function, *operands):
-    """How often weights are quantised in a program, however often parts of it run."""
+    """Counts the operations of a program that quantise weights; one in a loop counts once."""
     counts = count_primitives(jax.make_jaxpr(function)(*operands).jaxpr)
     return counts["quantize_blocks"] + counts["quantize_joined"]
 
@@ -69,7 +69,7 @@ class TestLinen:
 
         gradient = jax.grad(loss)
         assert quantisations(gradient, params, quantized) == 0
-        assert quantisations(gradient, params, {}) == 4  # a layer's, and the same under remat
+        assert quantisations(gradient, params, {}) == 4  # wi and wo, and both again under remat
         equal(jax.jit(gradient)(params, quantized), jax.jit(gradient)(params, {}))
 
     def test_accumulation_quantises_once(self, x, rng):
@@ -107,7 +107,7 @@ class TestNnx:
         )
 
     def test_step(self, x, rng):
-        """Quantised next to the update; the same layer without is the judge."""
+        """Quantising weights after each update gives the bits of quantising them in each call."""
         model = self.layer(rng)
         plain = nnx.clone(model)
         jgg_flax.nnx.quantize(model)
@@ -135,7 +135,7 @@ class TestNnx:
         equal(model(x)[0], plain(x)[0])
 
     def test_variables(self, x, rng):
-        """They are no parameters, and no part of a layer that has no recipe."""
+        """Quantised weights are no parameters, and a layer without a recipe has none."""
         model = self.layer(rng)
         assert not nnx.state(model, jgg_flax.nnx.Quantized)
         jgg_flax.nnx.quantize(model)
@@ -153,7 +153,7 @@ class TestNnx:
         assert without.quantized is None
 
     def test_restored_from_a_checkpoint(self, x, rng, tmp_path):
-        """State restores also from the dictionaries that a checkpoint returns without a target."""
+        """State can be restored from the dictionaries that checkpoints give without a target."""
         checkpoint = pytest.importorskip("orbax.checkpoint")
         model, other = self.layer(rng), self.layer(rng)
         jgg_flax.nnx.quantize(model)

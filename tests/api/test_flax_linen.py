@@ -53,7 +53,7 @@ def test_parameters(key, x):
 
 
 def test_initializers_with_axes_of_their_own(key, x):
-    """Initializers' axes apply, for one parameter or for all, and values are their results."""
+    """Axes that an initialiser names replace the layer's axes, and initial values stay the same."""
     plain = MoE(F, E, K)
     layer = MoE(
         F,

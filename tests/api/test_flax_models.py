@@ -1,4 +1,4 @@
-"""Published models as Flax layers, with padding masks, against float64 a token at a time."""
+"""Published models as Flax layers with padding masks, against one token at a time in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def cotangent(rng):
 
 @pytest.fixture
 def mask(rng):
-    """Masks sequences of different lengths, one of which is empty."""
+    """A mask of sequences with different lengths, one of which is empty."""
     lengths = rng.permutation([0, LENGTH, *rng.integers(1, LENGTH, BATCH - 2)])
     return np.arange(LENGTH) < lengths[:, None]
 
@@ -99,7 +99,7 @@ def test_over_a_mesh(strategy, model, mesh, rng, bias, cotangent, x, mask):
 @MODELS
 @STRATEGIES
 def test_explicit_axes(strategy, model, mesh, rng, bias, cotangent, x, mask):
-    """Tokens and their mask divided along an explicit axis, as `jax.make_mesh` makes by default."""
+    """Tokens and mask may be divided along an explicit axis, the default of `jax.make_mesh`."""
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,))
     library = "nnx" if strategy == "all_gather" else "linen"
     layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
@@ -124,7 +124,7 @@ def test_biases_beside_fsdp_and_tensor_axes(rng, bias, cotangent, x, mask):
 
 @pytest.mark.parametrize("library, on_mesh", [("linen", False), ("nnx", True)])
 def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
-    """Values and gradients of GPT-OSS within what FP8 rounds; padding is still exactly zero."""
+    """Values and gradients of GPT-OSS are off by FP8's rounding, and padding is exactly zero."""
     options = dict(mesh=mesh, expert_axis="expert") if on_mesh else {}
     layer = layer_of(library, "gpt_oss", bias, recipe=jgg.Recipe(), **options)
     params = parameters(rng, "gpt_oss")
@@ -143,7 +143,7 @@ def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
 
 @LIBRARIES
 def test_weights_quantised_in_advance(library, rng, x, mask):
-    """They give the results of weights quantised in the call, with biases and a mask too."""
+    """Weights quantised in advance give the results of weights quantised in the call."""
     options = OPTIONS["gpt_oss"] | dict(recipe=jgg.Recipe(), bias_init=BOTH["bias_init"])
     if library == "nnx":
         layer = of_nnx.MoE(D, F, E, **options, rngs=nnx.Rngs(int(rng.integers(2**31))))
@@ -192,7 +192,7 @@ SHAPES = {
 
 
 def assert_made(params):
-    """All of the parameters are there, and the initialiser of biases made theirs."""
+    """Asserts that all parameters exist, and that `bias_init` drew the biases at random."""
     assert jax.tree.map(jnp.shape, params) == SHAPES
     for made in (params["gate"]["bias"], *(params[f"{n}_bias"] for n in ("wi_0", "wi_1", "wo"))):
         assert len(np.unique(made)) == made.size
@@ -224,14 +224,14 @@ def test_nnx_parameters(rng):
 
 
 def assert_counted(counts, logits, mask):
-    """The choices of the real tokens, of a router whose correction bias is zero."""
+    """Asserts that `counts` counts only choices of real tokens, made without a correction bias."""
     chosen = moe.route(logits, correction_bias=jnp.zeros(E), **DEEPSEEK).experts
     expected = np.bincount(np.asarray(chosen)[mask].reshape(-1), minlength=E)
     np.testing.assert_array_equal(counts, expected)
 
 
 def test_correction_bias_of_nnx(rng, x, mask):
-    """It has no gradient, and counts of real tokens update it, as in DeepSeek-V3."""
+    """The correction bias has no gradient. Counts of real tokens update it, as in DeepSeek-V3."""
     layer = of_nnx.MoE(D, F, E, 3, router=NnxRouter(), rngs=nnx.Rngs(0))
 
     @nnx.jit
@@ -254,7 +254,7 @@ def test_correction_bias_of_nnx(rng, x, mask):
 
 
 def test_correction_bias_of_linen(rng, x, mask):
-    """It is no parameter, and the routing that a layer sows has the counts of real tokens."""
+    """The correction bias is no parameter, and the layer sows a routing that counts real tokens."""
     layer = of_linen.MoE(F, E, 3, router=LinenRouter())
     variables = nn.unbox(layer.init(jax.random.key(int(rng.integers(2**31))), x))
     assert variables.keys() == {"params", "router"}
@@ -269,7 +269,7 @@ def test_correction_bias_of_linen(rng, x, mask):
 
 @LIBRARIES
 def test_groups_are_checked(library, rng, bias, x, mask):
-    """A padding token is a row without a group, which has to be allowed."""
+    """`check_groups` refuses rows of padding, which have no group, unless `unowned_rows=True`."""
     layer = jax.jit(layer_of(library, "gpt_oss", bias))
     params = parameters(rng, "gpt_oss")
     with jgg.check_groups():

@@ -76,7 +76,7 @@ def test_equals_linen(options, rngs, x):
 
 
 def test_stack_of_rematerialised_layers(rngs, x):
-    """Layers made with vmap and applied with scan and remat: the gradients of a plain loop."""
+    """Layers that vmap makes, and that scan and remat apply, have the gradients of a plain loop."""
 
     @nnx.split_rngs(splits=2)
     @nnx.vmap(transform_metadata={nnx.PARTITION_NAME: "layers"})

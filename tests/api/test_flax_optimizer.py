@@ -1,4 +1,4 @@
-"""Optimisers that write FP8 weights, in Flax's habits: layers find them, and only they do."""
+"""Optimisers with Flax's interfaces, which write FP8 weights for layers that have a recipe."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ RECIPE = jgg.Recipe()
 
 
 class Model(nnx.Module):
-    """Two layers in FP8, perhaps with the same parameters, and one that is not."""
+    """Two layers in FP8, which may share their parameters, and one layer without a recipe."""
 
     def __init__(self, rngs, recipe=RECIPE, shared=False, param_dtype=jnp.float32):
         def layer(recipe):
@@ -72,7 +72,7 @@ def step(model, optimizer, x):
 class TestNnx:
     @pytest.mark.parametrize("shared", [False, True])
     def test_trains_as_with_weights_quantised_apart(self, shared, rng):
-        """Losses equal, bit for bit, those of Optax's updates with `quantize` after each."""
+        """Losses are, bit for bit, those of Optax with a call of `quantize` after each update."""
         ours, theirs = (Model(nnx.Rngs(0), shared=shared) for _ in range(2))
         optimizer = of_nnx.Optimizer(ours, optim.quantized(optax.sgd(1e-3)))
         other = nnx.Optimizer(theirs, optax.sgd(1e-3), wrt=nnx.Param)
@@ -108,7 +108,7 @@ class TestNnx:
             step(model, optimizer, tokens(rng))
         assert model.first.wo[...].dtype == jnp.bfloat16
         assert np.any(np.asarray(model.first.wo[...]) != before)
-        # The optimiser quantises the float32 weights, which differ from their copies.
+        # The optimiser quantises its float32 weights, which differ from the model's 16-bit copies.
         pairs = zip(
             jax.tree.leaves(quantized(model.first)),
             jax.tree.leaves(wanted(model.first)),
@@ -117,7 +117,7 @@ class TestNnx:
         assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in pairs)
 
     def test_gradients_in_16_bits(self, rng):
-        """Quantised layers have 16-bit gradients, in a copy that shares the model's arrays."""
+        """In the copy that `compute_model` returns, gradients of quantised layers have 16 bits."""
         model = Model(nnx.Rngs(0), shared=True)
         optimizer = of_nnx.Optimizer(model, optim.adamw(1e-3))
         gradients = nnx.grad(loss)(optimizer.compute_model(model), tokens(rng))
@@ -129,7 +129,7 @@ class TestNnx:
             jax.tree.map(oracle.assert_same_bits, quantized(one), wanted(one))
 
     def test_functions_of_states(self, rng):
-        """The layers of a merged model find the weights that an optimiser has."""
+        """A model that is merged with an optimiser's quantised weights computes with them."""
         model = Model(nnx.Rngs(0))
         of_nnx.quantize(model)
         x = tokens(rng)
@@ -208,7 +208,7 @@ class TestLinen:
 
 
 def test_layers_are_those_that_were_quantised(rng):
-    """The layers stay the same, whatever mesh is set when a step is taken."""
+    """A step quantises the same layers as before, even under a mesh where `quantize` skips them."""
     layer = of_nnx.MoE(
         D, F, E, K, recipe=RECIPE, expert_axis="expert", fsdp_axis="fsdp", rngs=nnx.Rngs(0)
     )

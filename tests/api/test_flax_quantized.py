@@ -52,15 +52,15 @@ def test_nnx(rng, name, options):
     our_nnx.quantize(layer, name, **options)
     got, _ = nnx.jit(lambda layer, x: layer(x))(layer, x)
     np.testing.assert_allclose(got, want, atol=1e-5)
-    # No parameter: optimisers of parameters, and gradients, pass them by.
+    # Quantised weights are no parameters, so optimisers and gradients leave them out.
     names = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer, nnx.Param))}
     assert names == {"gate", "wi_0_bias", "wi_1_bias", "wo_bias"}
     grads = nnx.grad(lambda layer, x: (layer(x)[0] ** 2).sum())(layer, x)
     assert np.asarray(jax.tree.leaves(grads["wo_bias"])[0]).any()
-    # All of them are in the state, and survive a merge.
+    # The state has all quantised weights, so a merged layer has the same results.
     graph, state = nnx.split(layer)
     np.testing.assert_array_equal(nnx.merge(graph, state)(x)[0], layer(x)[0])
-    our_nnx.quantize(layer, name, **options)  # nothing is left to do
+    our_nnx.quantize(layer, name, **options)  # changes nothing, as all are quantised
     np.testing.assert_array_equal(layer(x)[0], got)
 
 

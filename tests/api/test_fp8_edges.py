@@ -1,4 +1,4 @@
-"""`fp8_ragged_dot` where there is nothing to multiply, and under JAX's strictest settings."""
+"""`fp8_ragged_dot` with dimensions of size zero, and under JAX's strictest promotion rules."""
 
 import jax
 import jax.numpy as jnp

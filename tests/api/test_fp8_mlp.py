@@ -1,4 +1,4 @@
-"""MLPs of experts with a recipe: against exact products of the operands that are quantised."""
+"""MLPs of experts with a recipe, against exact products of operands that NumPy quantises."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ class TestQuantisedOperands:
             assert fp8_oracle.relative_error(found, want) < 2e-3
 
     def test_tokens_that_are_read_in_place(self, rng):
-        """Mapped, too."""
+        """Products may read tokens in place instead of copied rows, also under `jax.vmap`."""
         recipe = RECIPES["blockwise"]
         one = case(rng, embed=512)
         dy = cotangent(one, rng)
@@ -51,8 +51,8 @@ class TestQuantisedOperands:
             assert fp8_oracle.relative_error(got, jnp.stack(each)) < 1e-3
 
     def test_gradients_that_share_an_array(self, rng):
-        """Gradients of gate and up share an array where hidden is at least as wide as tokens, and
-        equal separate ones and the reference's bit for bit, mapped too."""
+        """If F is large and at least D, gradients of gate and up share an array. The
+        reference's separate arrays have the same bits, and close values under `jax.vmap`."""
         recipe = RECIPES["powers of two"]
         one = case(rng, tokens=40, embed=136, hidden=264)
         dy = cotangent(one, rng)
@@ -122,7 +122,7 @@ class TestQuantisedOperands:
 
 
 class TestFewRows:
-    """Tokens are copied to rows before they are quantised."""
+    """If there are few rows, tokens are copied to rows first, and then quantised."""
 
     @EVERY_RECIPE
     def test_every_product(self, recipe, rng):
@@ -134,8 +134,8 @@ class TestFewRows:
 
     @EVERY_RECIPE
     def test_the_order_makes_no_difference(self, recipe, rng, monkeypatch):
-        """Bit for bit, with tokens that nobody reads, rows without a token, and experts that are
-        not here."""
+        """Quantising tokens first and copying them to rows second gives the same bits. Some tokens
+        have no row, some rows have no token, and some experts are not local."""
         one = case(rng, tokens=11, offset=1, local=2)
         here = np.concatenate([np.arange(*window) for window in one.windows])
         one.rows[one.rows == 3] = 5
@@ -180,7 +180,7 @@ class TestQuantizedWeights:
             np.testing.assert_array_equal(x, y)
 
     def test_both_directions(self, rng):
-        """`values` and `values_t` are the same numbers, gate before up, with zeros in between."""
+        """`values_t` is `values` transposed. In wi, zeros as padding separate gate and up."""
         one = case(rng)
         wi, wo = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
         both = fp8_mlp.joined(one.wi_0, one.wi_1)

@@ -145,7 +145,7 @@ def test_products_of_rows_in_bf16(recipe, rng):
 
 
 def test_a_whole_layer_is_its_rows_added_up(rng):
-    """`dropless_mlp` quantises what is combined before it is copied to rows."""
+    """`dropless_mlp` equals `ragged_mlp` and `combine`, but quantises dy before copying it."""
     one = case(rng, top_k=2)
     logits = jnp.asarray(rng.standard_normal((80, 4)), F32)
     recipe = RECIPES["blockwise, bf16 wgrad"]
@@ -182,7 +182,7 @@ def test_nothing_to_do(rng):
 
 
 def test_expert_parallel(rng):
-    """Replicated tokens, sharded experts: the layer of the whole."""
+    """With replicated tokens and sharded experts, gradients are those of one device."""
     from jax.sharding import Mesh
     from jax.sharding import PartitionSpec as P
 
@@ -213,7 +213,7 @@ def test_expert_parallel(rng):
 
 @pytest.mark.parametrize("wgrad", ["fp8", "bf16"])
 def test_rows_that_no_expert_owns_may_hold_anything(wgrad, rng):
-    """Past the count, over several devices."""
+    """Rows past `count`, which layers over several devices have, may hold NaN."""
     one = case(rng, tokens=40, embed=136, hidden=264)
     recipe = jgg.Recipe(wgrad=wgrad, dgrad=wgrad)
     matrices = dict(wi_0=one.wi_0, wi_1=one.wi_1, wo=one.wo)

@@ -30,13 +30,13 @@ EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
-    """lhs, rhs and the cotangent of the result."""
+    """Returns lhs, rhs and the cotangent of the result."""
     shapes = (m, k), (g, k, n), (m, n)
     return [jnp.asarray(rng.standard_normal(shape, np.float32), dtype) for shape in shapes]
 
 
 def products(lhs, rhs, sizes, cotangent, call=jgg.fp8_ragged_dot, **options):
-    """The result and the cotangents of lhs and rhs, compiled once for equal shapes and options."""
+    """Returns result and cotangents of lhs and rhs, compiled once for equal shapes and options."""
     arrays = {n: options.pop(n) for n in ("group_offset", "quantized_rhs") if n in options}
     return _products(lhs, rhs, sizes, cotangent, arrays, call, tuple(options.items()))
 
@@ -49,7 +49,7 @@ def _products(lhs, rhs, sizes, cotangent, arrays, call, options):
 
 
 def exact_products(lhs, rhs, sizes, cotangent, offset=0):
-    """The products and gradients without quantisation, in float64."""
+    """Returns the product and its gradients without quantisation, in float64."""
     return (
         oracle.ragged_noncontracting(lhs, rhs, sizes, offset),
         *oracle.noncontracting_cotangents(lhs, rhs, sizes, cotangent, offset),
@@ -59,7 +59,7 @@ def exact_products(lhs, rhs, sizes, cotangent, offset=0):
 class TestAccuracy:
     @EVERY_RECIPE
     def test_cosine(self, recipe, rng):
-        """All three products are within 1e-3 of the unquantised ones, 3e-3 from e5m2 operands."""
+        """All three products are within 1e-3 of unquantised ones, or 3e-3 if an operand is e5m2."""
         args = *operands(rng)[:2], sizes_of.multinomial(rng, M, G), operands(rng)[2]
         got, exact = products(*args, recipe=recipe), exact_products(*args)
         is_e5m2 = recipe.gradient_dtype == jnp.float8_e5m2
@@ -113,7 +113,7 @@ class TestAccuracy:
 
     @pytest.mark.parametrize("lhs_dtype, rhs_dtype", [(BF16, F32), (F32, F32), (jnp.float16, F32)])
     def test_dtypes(self, lhs_dtype, rhs_dtype, rng):
-        """Cotangents have the dtypes of the operands, so that master weights get float32 ones."""
+        """Cotangents have the operands' dtypes, so float32 master weights get float32 gradients."""
         lhs, rhs, ct = operands(rng)
         args = lhs.astype(lhs_dtype), rhs.astype(rhs_dtype), sizes_of.uniform(M, G), ct
         for recipe in (jgg.Recipe(), jgg.Recipe("bf16", "bf16", "bf16")):
@@ -134,7 +134,7 @@ class TestAccuracy:
 
 class TestSemantics:
     def test_rows_without_a_group(self, rng):
-        """Zero in the result and in the gradient, and what they hold reaches nothing."""
+        """Rows without a group get zero as result and gradient, and their values have no effect."""
         lhs, rhs, ct = operands(rng)
         sizes = np.array([50, 0, 70, 60])
         clean = products(lhs, rhs, sizes, ct)
@@ -205,7 +205,7 @@ class TestTransforms:
         assert counts(both) == (2, 1)
         assert counts(None) == (3, 2)
         want = jax.jit(jax.grad(loss, (0, 1)))(lhs, rhs)
-        # Saved values include 256 and more, which JAX would turn into NaN in float8_e4m3fn.
+        # JAX would turn saved float8_e4m3fn values of 256 and more into NaN, so bytes are saved.
         for policy in (both, checkpoint_policies.quantized_operands_saveable):
             got = jax.jit(jax.grad(jax.checkpoint(loss, policy=policy), (0, 1)))(lhs, rhs)
             for one, other in zip(got, want, strict=True):
@@ -259,7 +259,7 @@ class TestTransforms:
                 np.testing.assert_array_equal(np.float32(y[i]), np.float32(want))
 
     def test_expert_parallel_gradients(self, rng):
-        """Replicated rows, sharded experts: the gradients of the whole."""
+        """With replicated rows and sharded experts, gradients are those of one device."""
         lhs, rhs, ct = operands(rng, dtype=F32)
         sizes = sizes_of.multinomial(rng, M, G)
 

@@ -14,7 +14,7 @@ from tests.support.dtypes import BF16
 from tests.support.ops import swap
 from tests.support.products import FORMS, List, cutlass_like, mixed_layouts, random_list
 
-# (m, k, n) with each dimension in turn zero, and two stacks of which one is empty.
+# Matrices (m, k, n), three with a dimension of size zero, and two stacks, one of no matrices.
 SHAPES = [(3, 4, 5), (0, 3, 2), (4, 0, 3), (2, 3, 0), (2, 6, 1, 4), (1, 1, 1), (0, 2, 3, 4)]
 
 
@@ -50,7 +50,7 @@ class TestValues:
         close(problems(), problems)
 
     def test_scales_of_their_own(self, rng):
-        """A number, an array, and one for each matrix of a stack."""
+        """A scale may be a number, or an array with one number for each matrix of a stack."""
         problems = random_list(
             rng,
             [(3, 4, 5), (2, 3, 4, 5), (2, 0, 3)],
@@ -139,7 +139,7 @@ class TestTransformations:
     @FORMS
     @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
     def test_gradients(self, transpose_lhs, transpose_rhs, dtype, rng):
-        """Forward and reverse, twice, in every operand and scale."""
+        """First and second derivatives by all operands and scales match finite differences."""
         problems = random_list(
             rng,
             [(2, 3, 4), (2, 2, 1, 3), (2, 0, 3)],
@@ -169,7 +169,7 @@ class TestTransformations:
         check_grads(function, operands, order=2, modes=("fwd", "rev"))
 
     def test_gradient_of_one_operand_of_one_problem(self, rng):
-        """Tangents of the other operands are zero, not arrays of zeros."""
+        """The other operands have symbolic zeros as tangents, for which no product is computed."""
         problems = random_list(rng, [(2, 3, 4), (3, 1, 2), (2, 2, 2)], np.float64)
 
         def function(x):
@@ -183,7 +183,7 @@ class TestTransformations:
     @pytest.mark.parametrize("mapped", [m for m in product((False, True), repeat=4) if any(m)])
     @FORMS
     def test_vmap(self, transpose_lhs, transpose_rhs, mapped, rng):
-        """Every pattern of mapped operands, of a matrix, a stack and an empty problem."""
+        """Any operands may be mapped, in a list of a matrix, a stack and an empty product."""
         size, shapes = 3, [(4, 3, 5), (2, 4, 3, 5), (0, 3, 5)]
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         lists = [
@@ -307,7 +307,7 @@ class TestErrors:
 
 
 def test_stored_transposed(rng):
-    """Layouts change nothing but the order in memory."""
+    """Operands that are stored transposed give the same product."""
     problems = random_list(rng, [(5, 6, 7)], np.float64)
     plain = jgg.grouped_gemm(problems.lhs, problems.rhs)
     stored = [swap(problems.lhs[0], True)], [swap(problems.rhs[0], True)]

@@ -1,4 +1,4 @@
-"""The dtypes of an MLP's operands, and of its result: all functions promote by one rule."""
+"""All functions of MLPs promote the dtypes of operands by one rule, and refuse some dtypes."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def routing(rng, top_k=1):
 
 
 def functions(rng, **options):
-    """The functions of x, wi_0, wi_1 and wo that return [m, D]."""
+    """Returns the functions, by name, that compute [m, D] from x, wi_0, wi_1 and wo."""
     chosen, sizes = routing(rng), np.array([2, 4])
 
     def dropless(**more):
@@ -66,16 +66,16 @@ class TestPromotion:
         assert jgg.gated_ragged_dot(*factors, np.array([2, 4])).dtype == F32
 
     def test_is_before_products(self, rng):
-        """Hidden layers are not rounded to the narrower dtype."""
+        """Operands are promoted before products, so hidden layers are not rounded to BF16."""
         factors = operands(rng, (BF16, BF16, BF16, F32))
         for name, function in functions(rng).items():
-            if name != "weights_on_input":  # which rounds the rows of x to the dtype of x
+            if name != "weights_on_input":  # weights_on_input rounds rows of x to x's dtype
                 exact = function(*(x.astype(F32) for x in factors))
                 np.testing.assert_array_equal(function(*factors), exact, name)
 
 
 def layers():
-    """The functions of a layer by name, each of x, routing, matrices and options."""
+    """Returns the functions (x, routing, *matrices, **options) of a layer, by name."""
 
     def of_rows(x, routing, *matrices, **options):
         return jgg.ragged_mlp(x, *matrices, np.array([2, 4]), **options)

@@ -24,13 +24,13 @@ def random(rng, *shape):
 
 
 def operands(rng):
-    """x, wi_0, wi_1 and wo, and the biases of the matrices."""
+    """Returns a list of x, wi_0, wi_1 and wo, and the biases of the matrices."""
     factors = [random(rng, *s) for s in ((T, D), (E, D, F), (E, D, F), (E, F, D))]
     return factors, tuple(random(rng, E, n) for n in (F, F, D))
 
 
 def absent_experts(rng):
-    """A choice of experts, some of which there are not, and where it is of none that there is."""
+    """Returns a routing, and for each token whether it chose an expert that does not exist."""
     experts = np.array([0, 2, -1, 1, E, 2**31 - 1, 0, -(2**31)], np.int32)[:, None]
     routing = moe.Routing(random(rng, T, E), jnp.asarray(experts), random(rng, T, 1))
     return routing, ~((experts[:, 0] >= 0) & (experts[:, 0] < E))

@@ -1,6 +1,6 @@
 """`ragged_mlp` with biases, with gate and up in one matrix, and without an up projection.
 
-Values and gradients against float64, a group at a time.
+Values and gradients are compared with float64 results, computed one group at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from tests.support import mlp
 
 M, D, F, E = 48, 16, 24, 5
 BF16 = jnp.bfloat16
-FORMS = ("two", "both", "alone")  # matrices of gate and up, one matrix of both, a gate alone
+FORMS = ("two", "both", "alone")  # gate and up in two matrices, in one, or a gate alone
 FORM = pytest.mark.parametrize("form", FORMS)
 
 
@@ -33,7 +33,7 @@ class Variant:
 
     @property
     def factors(self):
-        """All that there are gradients of, by name."""
+        """The operands that have gradients, by name."""
         c = self.case
         given = dict(x=c.x, wi_0=c.wi_0, wi_1=c.wi_1, wo=c.wo, weights=c.weights)
         given |= dict(zip(("b0", "b1", "bo"), self.biases, strict=True))
@@ -51,7 +51,7 @@ class Variant:
         )  # fmt: skip
 
     def exact(self, cotangent, activation="silu"):
-        """The value and the gradients, in float64."""
+        """Returns the value and the gradients, in float64."""
         c, x = self.case, self.case.on_rows
         wi_0, wi_1, wo = (np.asarray(w).astype(np.float64) for w in (c.wi_0, c.wi_1, c.wo))
         b0, b1, bo = (
@@ -100,7 +100,7 @@ def variant(rng, form, *, biased=(True, True, True), dtype=np.float32, **options
 
 @partial(jax.jit, static_argnames=("form", "offset", "activation"))
 def value_and_gradients(factors, sizes, rows, cotangent, form, offset, activation):
-    """Compiled once for variants of equal shapes."""
+    """Returns y and the gradients of factors, compiled once for variants of equal shapes."""
     case = mlp.Case(None, None, None, None, sizes, rows, offset=offset)
     y, vjp = jax.vjp(partial(Variant(case, (), form).run, activation=activation), factors)
     return y, vjp(jnp.asarray(cotangent, y.dtype))[0]
@@ -135,7 +135,7 @@ def test_activations(form, activation, rng):
 @pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "sorted"])
 @pytest.mark.parametrize("with_weights", [True, False], ids=["weights", "ones"])
 def test_operands_that_may_be_missing(form, with_rows, with_weights, rng):
-    # Biases are added to rows: it makes no difference to them where those came from.
+    # Test single biases only with `rows`, because biases do not depend on where rows came from.
     one_bias = [(True, False, False), (False, True, False), (False, False, True)]
     for biased in [(False,) * 3, *(one_bias if with_rows else ())]:
         options = dict(with_rows=with_rows, with_weights=with_weights)
@@ -144,7 +144,7 @@ def test_operands_that_may_be_missing(form, with_rows, with_weights, rng):
 
 @FORM
 def test_group_sizes(form, rng):
-    """Empty experts, all rows with one, tails, sizes that make no sense."""
+    """Experts may be empty or have all rows. Sizes may leave a tail of rows, or be invalid."""
     lists = [sizes_of.one_hot(M, E, 3), np.zeros(E, np.int32)]
     lists += [sizes_of.any_kind(rng, M, E) for _ in range(4)]
     for sizes in lists:
@@ -192,7 +192,7 @@ def test_what_no_group_owns_is_never_read(form, rng):
 
 @FORM
 def test_what_is_kept(form, rng):
-    """2 T D + 4 m F bytes, 2 m F for a gate alone, and what is given."""
+    """Besides operands and indices, 4 m F bytes are kept (gate and up), or 2 m F (gate alone)."""
     one = variant(rng, form, dtype=BF16)
     leaves = jax.tree.leaves(jax.eval_shape(lambda f: jax.vjp(one.run, f)[1], one.factors))
     factors = [(x.shape, x.dtype) for x in one.factors.values()]
@@ -236,7 +236,7 @@ def test_vmap_scan_and_remat(form, rng):
 
 @FORM
 def test_shard_map(form, rng):
-    """Experts over devices: each has all rows, and its window of the groups."""
+    """Experts are divided among devices. Each device has all rows, and its window of the groups."""
     one = variant(rng, form)
     one = replace(one, case=replace(one.case, sizes=sizes_of.multinomial(rng, M, 4)))
     factors = {n: x[:4] if n not in ("x", "weights") else x for n, x in one.factors.items()}
@@ -296,16 +296,16 @@ def test_errors_of_one_matrix(columns, wi_1, message, rng):
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("gate", [-3e38, -2e19, -1e13, 1e13, 2e19])
 def test_slopes_of_large_gates_are_finite(activation, gate):
-    """Squares of such gates, and their products with other factors, overflow float32."""
+    """Slopes are finite for gates whose squares or products with other factors overflow float32."""
     up = 3.0
     if activation == "relu2" and gate > 1e13:
-        gate = 1e13  # its square is the value itself
+        gate = 1e13  # the value is the square of the gate, which must be finite
 
     def hidden(gate, up):
         return hidden_layer(ACTIVATIONS[activation], gate[None, None], up[None, None], None).sum()
 
     value, slopes = jax.value_and_grad(hidden, (0, 1))(jnp.float32(gate), jnp.float32(up))
-    with np.errstate(over="ignore"):  # of the exponential, where the sigmoid is zero
+    with np.errstate(over="ignore"):  # exp overflows where the sigmoid is zero
         exact, factor, slope, factor_slope = mlp.activated(
             activation, np.float64(gate), np.float64(up)
         )

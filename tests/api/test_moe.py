@@ -15,7 +15,8 @@ T, D, F, E, K = 24, 12, 20, 5, 2
 
 
 def layer_inputs(rng, tokens=T, experts=E, dtype=np.float32):
-    """x [T, D], logits [T, E], wi_0, wi_1 [E, D, F], wo [E, F, D]; all products of order one."""
+    """Returns x [T, D], logits [T, E], wi_0, wi_1 [E, D, F] and wo [E, F, D], scaled for products
+    of order one."""
     shapes = [(tokens, D), (tokens, experts), (experts, D, F), (experts, D, F), (experts, F, D)]
     scales = [1, 1, D**-0.5, D**-0.5, F**-0.5]
     return [
@@ -31,7 +32,7 @@ def layer(x, logits, wi_0, wi_1, wo, *, top_k=K, renormalize=True, **options):
 
 
 def exact_layer(x, logits, wi_0, wi_1, wo, *, top_k=K, renormalize=True, activation=None):
-    """One token and one expert at a time, in float64."""
+    """Returns the layer's result in float64, computed for one token and one expert at a time."""
     x, logits, wi_0, wi_1, wo = (np.asarray(a, np.float64) for a in (x, logits, wi_0, wi_1, wo))
     activation = activation or (lambda v: v / (1 + np.exp(-v)))
     out = np.zeros_like(x)
@@ -46,13 +47,13 @@ def exact_layer(x, logits, wi_0, wi_1, wo, *, top_k=K, renormalize=True, activat
 
 
 def dense_ragged_dot(lhs, rhs, group_sizes, **_):
-    """Differentiable to any order and quick to compile: derivatives of the layer around it."""
+    """A ragged dot that compiles quickly and is differentiable to any order."""
     owner = jnp.searchsorted(jnp.cumsum(group_sizes), jnp.arange(lhs.shape[0]), side="right")
     return jnp.einsum("mk,mkn->mn", lhs, rhs[owner])
 
 
 def gradients(fn, inputs):
-    """Gradients of the mean square of fn's result with respect to all inputs."""
+    """Returns the gradients of the mean square of fn's result with respect to all inputs."""
     return jax.jit(jax.grad(lambda *args: (fn(*args) ** 2).mean(), argnums=range(5)))(*inputs)
 
 
@@ -106,7 +107,7 @@ class TestPermutation:
         np.testing.assert_allclose(moe.combine(rows, order, K), K * x, rtol=1e-6)
 
     def test_gradients_are_the_transposed_permutation(self, rng):
-        """Forward, reverse and higher orders against finite differences of an exact gather."""
+        """Derivatives up to the third order, forward and reverse, match finite differences."""
         with jax.enable_x64(True):
             rows = jnp.asarray(rng.standard_normal((9, 3)))
             permutation = rng.permutation(9)
@@ -119,7 +120,7 @@ class TestPermutation:
             check_grads(cubed, (rows,), order=3, eps=1e-5)
 
     def test_backward_pass_scatters_no_rows(self, rng):
-        """A scatter-add of [T*k, D] rows would be slow and not reproducible on a GPU."""
+        """Gradients need no scatter-add of [T*k, D] rows, slow and not reproducible on GPUs."""
         x, logits, *weights = layer_inputs(rng)
         routing = moe.route(logits, K)
 
@@ -168,7 +169,7 @@ class TestLayer:
         result = layer(x, logits, *weights)
         assert result.dtype == jnp.bfloat16
         exact = exact_layer(x, logits, *weights)
-        # Three roundings to 8 significant bits on the way: gate and up, hidden, result.
+        # Three steps round to 8 significant bits: gate and up, hidden, and the result.
         error = np.linalg.norm(np.asarray(result, np.float64) - exact) / np.linalg.norm(exact)
         assert error < 3 * 2.0**-8
 
@@ -224,7 +225,7 @@ class TestTransformations:
     def test_gradients(self, rng):
         with jax.enable_x64(True):
             x, logits, *weights = layer_inputs(rng, tokens=6, dtype=np.float64)
-            # Far enough apart that finite differences do not change which experts are chosen.
+            # Logits are so far apart that finite differences do not change the choice of experts.
             logits = jnp.argsort(logits, axis=-1) + 0.1 * logits
 
             def output(*args):
@@ -286,7 +287,7 @@ class TestTransformations:
         for ours, expected in zip(gradients(parallel, inputs), stock, strict=True):
             np.testing.assert_allclose(ours, expected, atol=1e-6)
 
-        # Between devices travels one gradient a token, not one for each of its k copies.
+        # Devices exchange one gradient for each token, not one for each of its k copies.
         jaxpr = str(jax.make_jaxpr(lambda *args: gradients(parallel, args))(*inputs))
         assert f"f32[{T},{D}] = psum" in jaxpr
         assert f"f32[{T * K},{D}] = psum" not in jaxpr

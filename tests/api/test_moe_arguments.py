@@ -1,4 +1,4 @@
-"""The MoE functions on no tokens, on arrays over a mesh, and on what does not fit."""
+"""The MoE functions with no tokens, with arrays over a mesh, and with operands that do not fit."""
 
 import jax
 import jax.numpy as jnp
@@ -112,7 +112,7 @@ class TestExplicitAxes:
             x, logits, *weights = self.sharded(rng, mesh)
             got = layer(x, logits, *weights)
             assert jax.typeof(got).sharding.spec == P("data", None)
-            # Routing that lies elsewhere goes where the tokens are.
+            # A routing with another sharding is moved to the sharding of the tokens.
             whole = jax.sharding.reshard(logits, P())
             again = layer(x, whole, *weights)
         np.testing.assert_array_equal(got, again)

@@ -17,7 +17,7 @@ def sigmoid(x):
     return 1 / (1 + jnp.exp(-x))
 
 
-# Hidden from gate and up, in plain jax.numpy, one token at a time in float64.
+# Functions (gate, up) -> hidden in plain jax.numpy, for one token at a time in float64.
 HIDDEN = {
     "silu": lambda g, u: g * sigmoid(g) * u,
     "gelu": lambda g, u: g * (1 + jax.lax.erf(g / np.sqrt(2))) / 2 * u,
@@ -36,7 +36,7 @@ HIDDEN = {
 
 
 def operands(rng, dtype=np.float32, scale=6.0):
-    """Tokens, logits, matrices and biases; gates and ups of up to about 20, beyond every limit."""
+    """Returns operands by name. Gates and ups are up to about 20, beyond any activation's limit."""
     shapes = dict(
         x=(T, D), logits=(T, E), wi_0=(E, D, F), wi_1=(E, D, F), wo=(E, F, D),
         b0=(E, F), b1=(E, F), bo=(E, D),
@@ -92,7 +92,7 @@ def value_and_gradients(layer, o, cotangent):
 
 
 def assert_agree(o, rng, implementation=None, atol=2e-5, **options):
-    """Results and gradients of all operands, relative to the largest of each."""
+    """Asserts that errors of the result and all gradients are small relative to their maxima."""
     cotangent = rng.standard_normal((T, D))
     activation = options.pop("activation", "silu")
     hidden = options.pop("hidden", None) or HIDDEN[activation]
@@ -193,11 +193,11 @@ class TestActivations:
 class TestModels:
     @pytest.mark.parametrize("implementation", [None, jax.lax.ragged_dot], ids=["ours", "stock"])
     def test_gpt_oss(self, implementation, rng):
-        """Biases everywhere, both projections clipped, up + 1."""
+        """GPT-OSS has biases in all products, clips gate and up, and adds 1 to up."""
         assert_agree(operands(rng), rng, implementation, activation="swiglu_oai")
 
     def test_llama_4(self, rng):
-        """The router weight multiplies what an expert gets, so that it is inside the activation."""
+        """The router weight multiplies an expert's input, so the activation depends on it too."""
         o = operands(rng, scale=1.0)
         assert_agree(o, rng, on_input=True, biased=False, top_k=2)
         assert np.abs(ours(o, on_input=True) - ours(o)).max() > 0.1
@@ -246,7 +246,7 @@ class TestModels:
             check_grads(of_biases, args, order=2, eps=1e-5)
 
     def test_bfloat16_rounds_gate_and_up_once(self, rng):
-        """Gate and up are exact sums rounded once, and hidden is computed from the rounded ones."""
+        """Gate and up are sums that are rounded once. Hidden is computed from the rounded sums."""
         o = operands(rng, jnp.bfloat16, scale=1.0)
         routing = moe.route(o["logits"].astype(jnp.float32), 1)
         wo = jnp.broadcast_to(jnp.eye(F, dtype=jnp.bfloat16), (E, F, F))

@@ -1,4 +1,4 @@
-"""Sorting by expert and moving rows: the reference against loops over rows in float64."""
+"""The reference for sorting by expert and moving rows, against loops over rows in float64."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +102,7 @@ class TestCombine:
     def test_sums_of_rows(self, choices, counted, weighted, rng):
         pairs = Pairs.random(rng, T, choices, T * choices + 4, counted=counted)
         rows = rng.standard_normal((T * choices + 4, D)).astype(np.float32)
-        # Rows that have no pair, or are past the count, do not matter.
+        # NaN in rows that have no pair, or are past the count, has no effect.
         used = pairs.row_of_pair[pairs.has_row()]
         rows[np.setdiff1d(np.arange(len(rows)), used)] = np.nan
         weights = np.where(pairs.has_row(), pairs.weights, np.nan) if weighted else None
@@ -214,7 +214,7 @@ class TestDispatch:
 
 
 def test_a_routing_that_visits_experts_elsewhere(rng):
-    """Pairs whose experts are not here add nothing to the layer's result."""
+    """Pairs whose expert has no matrix in this call add nothing to the layer's result."""
     x = jnp.asarray(rng.standard_normal((T, D)), jnp.float32)
     logits = jnp.asarray(rng.standard_normal((T, E)), jnp.float32)
     weights = [

@@ -1,4 +1,4 @@
-"""Muon's dimension numbers and options in Optax's words, and its checkpoints."""
+"""Muon takes the dimension numbers, options and checkpoints of Optax's Muon."""
 
 from typing import NamedTuple
 
@@ -55,14 +55,14 @@ def theirs(numbers):
 
 
 def assert_trees_close(a, b, tolerance=1e-5):
-    """Up to a part of the largest element of a leaf."""
+    """Asserts that leaves differ by at most `tolerance` times the largest element of the leaf."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * np.abs(y).max(initial=0))
 
 
 def run(optimizer, params, gradients, state=None):
-    """The updates of each step, and the last state."""
+    """Returns the updates of each step, and the last state."""
     state = optimizer.init(params) if state is None else state
     updates = []
     for gradient in gradients:
@@ -143,7 +143,7 @@ def as_dictionaries(state):
 class TestCheckpoints:
     @pytest.mark.parametrize("restored", ["state", "dictionaries"])
     def test_of_optax(self, restored, rng):
-        """Two steps of Optax's, then ours: the third one is Optax's."""
+        """After two steps of Optax's Muon, a third step of our Muon equals Optax's third step."""
         params, gradients = draw(rng), [draw(rng) for _ in range(3)]
         schedule = optax.linear_schedule(0.3, 0.01, 5)
         options = dict(muon_weight_dimension_numbers=theirs(NUMBERS), adam_learning_rate=schedule)
@@ -160,7 +160,7 @@ class TestCheckpoints:
 
     @pytest.mark.parametrize("restored", ["state", "dictionaries"])
     def test_of_version_0_1(self, restored, rng):
-        """A state of 0.1 keeps the moments of both kinds of leaves, and the schedule's count."""
+        """`load_muon_state` reads moments of Muon and Adam, and the count, from a state of 0.1."""
         shapes = {"matrix": (12, 40), "experts": (3, 8, 24), "bias": (7,)}
         params, gradients = draw(rng, shapes), [draw(rng, shapes) for _ in range(3)]
         optimizer = optax.chain(
