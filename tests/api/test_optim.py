@@ -1,4 +1,4 @@
-"""Muon: the grouped orthogonalisation against the plain one, and as an optimiser."""
+"""Muon: its grouped orthogonalisation against NumPy in float64, and its steps against Optax."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ SHAPES = [(24, 40), (40, 24), (3, 16, 16), (2, 2, 8, 32), (1, 5)]
 
 
 def plain(x, steps=5):
-    """Newton-Schulz of one matrix in float64."""
+    """Returns Newton-Schulz of one matrix in float64."""
     a, b, c = COEFFICIENTS
     x = np.asarray(x, np.float64)
     tall = x.shape[0] > x.shape[1]
@@ -25,7 +25,7 @@ def plain(x, steps=5):
 
 
 def spread(rng, shape):
-    """Matrices with singular values from 0.05 to 1: those of random ones may be almost zero."""
+    """Returns matrices with singular values from 0.05 to 1; random ones may have some near 0."""
     u, _, vt = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
     return ((u * np.geomspace(1, 0.05, u.shape[-1])) @ vt).astype(np.float32)
 
@@ -50,7 +50,7 @@ def test_singular_values_are_near_one(rng):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("method", ["standard", "auto"])
 def test_tiny_matrices(method, dtype, rng):
-    """Experts that have had no token for long have gradients this tiny."""
+    """Tiny matrices give finite results: experts without tokens for long have such gradients."""
     x = jnp.asarray(rng.standard_normal((3, 16, 40)), jnp.float32)
     scales = [1.0, 1e-12, 1e-18, 1e-20, 1e-25, 1e-33]
     xs = [x * scale for scale in scales]
@@ -88,7 +88,7 @@ class TestOrthogonalizeArguments:
         np.testing.assert_allclose(traced(3)[0], plain(x, steps=3), atol=1e-5)
 
     def test_coefficients_of_every_iteration(self, rng):
-        """Equal triples are the same as one, and `steps` counts for one triple only."""
+        """A list has one triple for each step, and its length replaces `steps`."""
         x = [rng.standard_normal((8, 12), np.float32)]
         (once,) = orthogonalize(x, steps=1, dtype=jnp.float32)
         (twice,) = orthogonalize(x, coefficients=[COEFFICIENTS] * 2, steps=7, dtype=jnp.float32)
@@ -138,7 +138,7 @@ class TestOrthogonalizeArguments:
 
 
 def model(rng):
-    """Weights, and the loss of a two-layer network on random data that such weights made."""
+    """Returns weights and a loss: a two-layer network learns the outputs of another one."""
 
     def draw(*shape):
         return jnp.asarray(rng.standard_normal(shape, np.float32) / shape[-2] ** 0.5)
@@ -170,7 +170,7 @@ def test_trains(nesterov, rng):
 
 
 def test_200_steps_follow_optax():
-    """In float16, for Optax's float32."""
+    """Losses of 200 steps with float16 iterations stay near those of Optax in float32."""
     found = {
         name: np.asarray(muon_training.losses(optimizer, 7, experts=2, d=16, f=24))
         for name, optimizer in muon_training.optimizers().items()
@@ -204,7 +204,7 @@ def tree_like(rng, shapes=PARAMS, dtype=jnp.float32):
 
 
 def trajectories(rng, ours, theirs, shapes=PARAMS, steps=8):
-    """The updates of two optimisers that see the same gradients, each with its own parameters."""
+    """Yields updates of two optimisers, from the same gradients but with separate parameters."""
     params = [tree_like(rng, shapes)] * 2
     states = [optimizer.init(params[0]) for optimizer in (ours, theirs)]
     step = [jax.jit(optimizer.update) for optimizer in (ours, theirs)]
@@ -218,7 +218,7 @@ def trajectories(rng, ours, theirs, shapes=PARAMS, steps=8):
 
 
 class TestAgainstOptax:
-    """Every step is that of `optax.contrib.muon`, where it has the same options."""
+    """Every step equals that of `optax.contrib.muon`, for all options that both have."""
 
     @pytest.mark.parametrize(
         "options",
@@ -270,7 +270,7 @@ class TestState:
     @pytest.mark.parametrize("mu_dtype", [None, jnp.float32, jnp.bfloat16])
     @pytest.mark.parametrize("gradient_dtype", [jnp.float32, jnp.bfloat16])
     def test_dtypes_never_change(self, mu_dtype, gradient_dtype, rng):
-        """The state can be the carry of a scan."""
+        """The state keeps its dtypes, so it can be the carry of a scan."""
         params = tree_like(rng, dtype=jnp.bfloat16)
         optimizer = muon(0.1, mu_dtype=mu_dtype, weight_decay=0.1)
         gradients = tree_like(rng, dtype=gradient_dtype)
@@ -288,7 +288,7 @@ class TestState:
         assert {x.dtype for x in jax.tree.leaves(updates)} == {expected}
 
     def test_half_precision_sums_in_float32(self, rng):
-        """A gradient that is lost beside a bfloat16 mean still turns the update."""
+        """A gradient that is too small to change a bfloat16 mean still changes the update."""
         params = tree_like(rng, {"w": (8, 8)}, jnp.bfloat16)
         first, second = (tree_like(rng, {"w": (8, 8)}) for _ in range(2))
         optimizer = muon(1.0, mu_dtype=jnp.bfloat16, nesterov=False, dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""Optimisers that write FP8 weights: Optax's numbers, `quantize_mlp`'s bits, transformations."""
+"""Optimisers that write FP8 weights: steps equal Optax's, and FP8 bits equal `quantize_mlp`'s."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestAdamW:
         assert state.inner.nu["layer"]["wo"].dtype == jnp.bfloat16
 
     def test_parameters_in_16_bits(self, rng):
-        """Float32 weights are in the state, and the parameters their copies."""
+        """The state has the float32 weights, and the parameters are 16-bit copies of them."""
         ours, theirs = optim.adamw(1e-3), optax.adamw(1e-3)
         params = model(rng, dtype=jnp.bfloat16)
         masters = jax.tree.map(lambda x: x.astype(jnp.float32), params)
@@ -223,7 +223,7 @@ class TestErrors:
 
 class TestLeaves:
     def test_single_leaves(self, rng):
-        """Leaves without the names of an MLP are quantised one by one, wherever they are."""
+        """Leaves that are not named like an MLP's matrices are quantised one by one."""
         params = [jnp.asarray(rng.standard_normal((2, 130, 60)), jnp.float32), jnp.ones(3)]
         ours = optim.adamw(1e-2, select=lambda path, leaf: leaf.ndim > 1)
         (new, _), state = jax.jit(ours.step)(params, params, ours.init(params))

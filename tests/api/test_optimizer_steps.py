@@ -1,4 +1,4 @@
-"""Steps that write FP8 weights, by the reference: float64, FP8 bit by bit, skipped steps."""
+"""The reference of steps that write FP8 weights: float64 results, FP8 bits, skipped steps."""
 
 import jax.numpy as jnp
 import numpy as np

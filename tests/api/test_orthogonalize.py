@@ -1,4 +1,4 @@
-"""Both methods of Newton-Schulz against float64: how exact they are, and what they depend on."""
+"""Both methods of Newton-Schulz against float64, and what must not change their results."""
 
 from functools import partial
 
@@ -12,9 +12,9 @@ from jax_grouped_gemm.optim import COEFFICIENTS, orthogonalize
 
 SHAPE = (64, 176)
 TABLES = ("classic", "dion", "polar_express")
-# Five exact steps map singular values from 0.003 of the norm on into these intervals.
+# Five exact steps map singular values of at least 0.003 times the norm into these intervals.
 BANDS = {"classic": (0.68, 1.21), "dion": (0.97, 1.15), "polar_express": (0.84, 1.13)}
-# By how much rounding may widen a band, and how far a result may be from the exact one.
+# Options, how far rounding may widen a band, and a bound of the relative error of a result.
 METHODS = {
     "standard float16": (dict(method="standard", dtype=jnp.float16), 0.02, 0.02),
     "standard bfloat16": (dict(method="standard", dtype=jnp.bfloat16), 0.05, 0.1),
@@ -30,7 +30,7 @@ def steps_of(name, steps=5):
 
 
 def exact(x, triples):
-    """Newton-Schulz of one wide matrix in float64, by its singular values."""
+    """Returns Newton-Schulz of one wide matrix in float64, computed from its singular values."""
     return exact_of_factors(*decomposed(x), triples)
 
 
@@ -72,11 +72,11 @@ def spectra(rng, shape=SHAPE):
 
 
 def check_singular_values(out, table, method, u, s, vt, xp=np):
-    """Checks that the singular values of U S V^T have come into the table's band."""
+    """Checks that the iteration brought the singular values of U S V^T into the table's band."""
     out = xp.asarray(out, np.float64)
     _, widened, _ = METHODS[method]
     low, high = BANDS[table]
-    # Along the matrix's own directions, whose order the iteration does not keep.
+    # Measure along the singular vectors, because the iteration may reorder singular values.
     gains = xp.sum((u.T @ out) * vt, axis=1)
     assert (gains[s >= 0.003 * np.linalg.norm(s)] > low - widened).all()
     assert xp.linalg.eigvalsh(out @ out.T)[-1] ** 0.5 < high + widened
@@ -108,7 +108,7 @@ def test_accuracy(table, method, rng):
 
 @pytest.mark.parametrize("method", ["standard", "gram"])
 class TestMethods:
-    # How far elements of results in float32 may be off.
+    # Absolute tolerance of the elements of float32 results.
     float32 = 2e-5
 
     def test_float32(self, method, rng):
@@ -133,7 +133,7 @@ class TestMethods:
         assert np.linalg.norm(out - want) < 0.03 * np.linalg.norm(want)
 
     def test_segments(self, method, rng):
-        """Segments may have one step each, or all steps."""
+        """Restarts may come after every step, or never: a segment has one step or all steps."""
         if method == "standard":
             pytest.skip("has no segments")
         x = rng.standard_normal(SHAPE, np.float32)
@@ -171,7 +171,7 @@ class TestMethods:
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
     def test_scale(self, method, dtype, rng):
-        """A scale is for all or for each, as small and as large as the result's type holds."""
+        """Results are multiplied by `scale`, which is one number or one for each matrix."""
         matrices = [rng.standard_normal((16, 48)).astype(dtype) for _ in range(3)]
         call = partial(orthogonalize, matrices, method=method)
         plain = [np.asarray(x, np.float64) for x in call()]
@@ -198,7 +198,7 @@ class TestMethods:
 class TestAuto:
     def test_by_the_shape_of_a_matrix(self):
         def is_gram(*shape, **options):
-            """Only Gram Newton-Schulz has symmetric products of two factors."""
+            """Looks for symmetric products of two factors, which only Gram Newton-Schulz has."""
             jaxpr = jax.make_jaxpr(lambda x: orthogonalize([x], **options))(
                 jax.ShapeDtypeStruct(shape, jnp.float32)
             )
@@ -211,7 +211,7 @@ class TestAuto:
         assert not is_gram(64, 200, method="standard") and is_gram(64, 64, method="gram")
 
     def test_mixed_list(self, rng):
-        """Squares use one method and other shapes another; each result is as if alone."""
+        """Squares and other shapes use different methods; each result is as in a single call."""
         matrices = [rng.standard_normal(shape).astype(np.float32) for shape in ((32, 32), (32, 96))]
         outs = orthogonalize(matrices)
         for x, out, method in zip(matrices, outs, ("standard", "gram"), strict=True):

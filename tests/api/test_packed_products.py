@@ -1,4 +1,4 @@
-"""Products of bfloat16 rows and packed weights, as one operation: its rules are those of JAX."""
+"""Products of bfloat16 rows and packed weights are one operation, which JAX can transform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quantisers: the bits of a NumPy oracle, error bounds, corner cases, layouts, transforms."""
+"""Quantisers give the bits of a NumPy oracle; error bounds, corner cases, transformations."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ BLOCKS = pytest.mark.parametrize("block_shape", [(1, 128), (128, 128)])
 
 
 def random(rng, shape, dtype=np.float32):
-    """Numbers of very different magnitudes, some of them zero."""
+    """Returns numbers of very different magnitudes, some of them zero."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-14, 8, shape))
     return np.where(rng.random(shape) < 0.05, 0, x).astype(dtype)
 
@@ -56,7 +56,7 @@ def test_bits(block_shape, dtype, source, power_of_two, rng):
 
 @FP8
 def test_rounding_of_every_float16(dtype):
-    """Every bfloat16 between the format's largest number and its negative, in one row."""
+    """Quantises every bfloat16 in the format's range. Each row has the limit, so scales are 1."""
     limit = float(ml_dtypes.finfo(dtype).max)
     x = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
     x = x[np.abs(x.astype(np.float32)) <= limit]
@@ -86,8 +86,8 @@ def test_error_of_each_element(block_shape, dtype, power_of_two, rng):
 def test_corner_cases(block_shape, dtype):
     limit = float(ml_dtypes.finfo(dtype).max)
     x = np.zeros((block_shape[0], 128 * 8), np.float32)
-    x[0, 0:3] = [3, -7, 1e-6]  # the largest becomes the largest FP8 number, a tiny one zero
-    x[0, 256:259] = [np.inf, -2, np.nan]  # neither counts for the scale
+    x[0, 0:3] = [3, -7, 1e-6]  # -7 becomes minus the FP8 limit, and 1e-6 stays tiny
+    x[0, 256:259] = [np.inf, -2, np.nan]  # inf and NaN do not count for the scale
     x[0, 384:386] = np.finfo(np.float32).max, -np.finfo(np.float32).max
     x[0, 512] = 1e-40  # a denormal block is a block of zeros
     x[0, 640] = 2.0**-120

@@ -22,7 +22,7 @@ NUMBERS = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,)
 
 
 def weights(rng, name, shape=(EXPERTS, EMBED, HIDDEN)):
-    """Quantised, and the float32 values that they are."""
+    """Returns quantised weights, and their exact values in float32."""
     x = rng.standard_normal(shape).astype(np.float32) / np.sqrt(shape[1]).astype(np.float32)
     q = jgg.quantize(x, name)
     return q, np.asarray(jgg.dequantize(q, np.float32))
@@ -35,7 +35,7 @@ def mlp_weights(rng, name):
 
 
 def grouped(x, w, sizes):
-    """The product in float64, group by group."""
+    """Returns the product in float64, group by group."""
     ends = np.cumsum(sizes)
     out = np.zeros((x.shape[0], w.shape[2]))
     for i, end in enumerate(ends):
@@ -57,7 +57,7 @@ def test_ragged_dot(rng, name):
     got = jax.jit(jgg.ragged_dot)(x, q, SIZES)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, atol=1e-5)
-    # In bfloat16 the same as a product of weights that were rounded to it.
+    # With bfloat16 rows, the bits are those of weights that were dequantised to bfloat16.
     narrow = jnp.asarray(x, jnp.bfloat16)
     got = jgg.ragged_dot(narrow, q, SIZES)
     assert got.dtype == jnp.bfloat16
@@ -98,7 +98,7 @@ def test_derivatives_go_to_activations_alone(rng):
     np.testing.assert_allclose(tangent, grouped(x, w, np.asarray(SIZES)), atol=1e-5)
     with pytest.raises(TypeError, match="quantised weights are frozen; differentiate x"):
         jax.grad(loss, 1, allow_int=True)(x, q)
-    # Nothing of the size of the weights is kept between the passes.
+    # The backward pass keeps no array of the size of the dequantised weights.
     _, vjp = jax.vjp(lambda x: jgg.ragged_dot(x, q, SIZES), x)
     assert max(leaf.nbytes for leaf in jax.tree.leaves(vjp)) < 4 * w.size
 
@@ -119,7 +119,7 @@ def test_transformations(rng):
     )
     got = jax.export.deserialize(exported.serialize()).call(x[0], q)
     np.testing.assert_allclose(got, want[0], atol=1e-5)
-    # A slice of the experts.
+    # `rhs` may be a slice of the experts, the first of which is `group_offset`.
     part = jax.tree.map(lambda leaf: leaf[2:], q)
     got = jgg.ragged_dot(x[0], part, SIZES, group_offset=2)
     np.testing.assert_allclose(got[5:], want[0][5:], atol=1e-5)
@@ -176,7 +176,7 @@ def test_expert_parallel(rng):
     ids=str,
 )
 def test_expert_parallel_schedules(rng, options):
-    """Weights stay packed, whatever is ordered or computed again."""
+    """Packed weights give the right gradients in chunks, without overlap, and for any `save`."""
     packed, arrays = mlp_weights(rng, "mxfp4")
     x, routing = routed(rng)
     mesh = jax.make_mesh((4,), ("expert",), (jax.sharding.AxisType.Auto,))
@@ -191,7 +191,7 @@ DIVISIBLE = dict(embed=256, hidden=512)
 @pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_bytes_that_are_split(rng, name, explicit):
-    """Along experts, k and n: gathered packed, and dequantised on each device."""
+    """Weights that are split along experts, k and n are gathered in their packed form."""
     embed, hidden = DIVISIBLE.values()
     shapes = [(EXPERTS, embed, hidden)] * 2 + [(EXPERTS, hidden, embed)]
     packed, arrays = zip(*(weights(rng, name, shape) for shape in shapes), strict=True)
@@ -223,7 +223,7 @@ def test_packed_bytes_that_are_split(rng, name, explicit):
 
 
 def test_slices_inside_shard_map(rng):
-    """A product whose matrices are split along k or n, each device with its slice."""
+    """Matrices may be split along k or n: each device multiplies by its own slice."""
     q, w = weights(rng, "int4", (EXPERTS, 256, 128))
     x = rng.standard_normal((18, 256)).astype(np.float32)
     mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
@@ -358,7 +358,7 @@ def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, tra
     if "128" not in rows_format + weights_format:
         fast = jgg.ragged_dot(rows, q, SIZES, "ANY_F8_ANY_F8_F32_FAST_ACCUM", **options)
         np.testing.assert_allclose(fast, want, atol=1e-2 * np.abs(want).max())
-    # The dictionary names its values, and the values determine the layout.
+    # `to_dict` keeps the format, and the constructor finds the layout from the values.
     assert jgg.QuantizedArray.from_dict(q.to_dict()).format == q.format
     parts = q.values, q.scales, q.channel_scales
     assert jgg.QuantizedArray(*parts, format=name).format == q.format
@@ -366,7 +366,7 @@ def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, tra
 
 @pytest.mark.parametrize("with_up", [True, False])
 def test_a_recipe_with_weights_that_are_in_fp8(rng, with_up):
-    """Results have the bits of weights that the recipe quantises; weights get no gradient."""
+    """FP8 weights give the bits of weights that the recipe quantises, and get no gradient."""
     x, routing = routed(rng)
     shapes = [(EXPERTS, EMBED, HIDDEN)] * 2 + [(EXPERTS, HIDDEN, EMBED)]
     arrays = [rng.standard_normal(shape).astype(np.float32) / 10 for shape in shapes]
@@ -447,11 +447,11 @@ def test_group_checks(rng):
         jgg.ragged_dot(x, q, SIZES)
 
 
-# --- The proof: a format and its reference are all that is written.
+# --- A format that a user adds, which consists of a `Format` and a function that dequantises.
 
 
 def int8_demo(parts, format, matrix, dtype):
-    """int8 times one float32 scale a column."""
+    """Dequantises int8 values with one float32 scale for each column."""
     return (parts.values.astype(jnp.float32) * parts.channel_scales).astype(dtype)
 
 

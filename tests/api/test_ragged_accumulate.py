@@ -27,7 +27,7 @@ def adds_in_place(plan: jgg.Plan) -> bool:
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=F32):
-    """An accumulator and two factors."""
+    """Returns an accumulator and two factors."""
     lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
     return (
         rng.standard_normal(accumulator, np.float32),
@@ -102,7 +102,7 @@ class TestSemantics:
 
 
 def added(accumulator, lhs, rhs, sizes):
-    """Adds `contracting`, whose own rules differentiate it, as the reference."""
+    """Adds a separate `contracting` product. This sum is the reference of derivatives and vmap."""
     return accumulator + contracting(lhs, rhs, sizes, preferred_element_type=accumulator.dtype)
 
 
@@ -169,7 +169,7 @@ class TestTransformations:
         np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
     def test_shard_map(self, rng):
-        """Rows are dealt to devices, whose sums are added up in the end."""
+        """Each device has a part of the rows, and `psum` adds up the devices' sums."""
         devices = jax.devices("cpu")[:4]
         mesh = jax.sharding.Mesh(devices, ("x",))
         accumulator, lhs, rhs = operands(rng, m=4 * M)
@@ -254,7 +254,7 @@ class TestPlans:
     @pytest.mark.parametrize("rows", [64, 512, 8192])
     @pytest.mark.parametrize("dtype", [BF16, F16])
     def test_are_those_of_the_product(self, rows, dtype):
-        """In the tile that consumers share: the grid and the workspace."""
+        """With the default tile, the grid and the workspace are those of the product alone."""
         arguments = accumulation_shapes(8 * rows, 1024, 1536, 8, dtype)
         mine = planned(*arguments)
         (product,) = jgg.explain(
@@ -301,7 +301,7 @@ class TestPlans:
 
 
 def stand_in(target, results, input_output_aliases):
-    """Computes from nothing but the operands and attributes of the call."""
+    """Stands in for the kernel: computes only from the operands and attributes of the call."""
     assert target == "jax_grouped_gemm.ragged_accumulate.v1"
     assert input_output_aliases == {0: 0}
     out, workspace = results

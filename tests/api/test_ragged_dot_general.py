@@ -1,4 +1,4 @@
-"""Dimension numbers beyond the two ops' own, against `jax.lax.ragged_dot_general`."""
+"""Dimension numbers with batches and in any order, against `jax.lax.ragged_dot_general`."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ SIZE = dict(a=2, b=3, c=2, k=4, l=3, m=11, n=5, o=2, g=3)
 
 
 def numbers(lhs: str, rhs: str, contracting: str, batch: str) -> lax.RaggedDotDimensionNumbers:
-    """Dimension numbers from the names of the dimensions; m is ragged and g are the groups."""
+    """Returns dimension numbers for named dimensions; m is ragged, and g counts groups."""
     dot = tuple(
         (tuple(lhs.index(d) for d in names), tuple(rhs.index(d) for d in names))
         for names in (contracting, batch)
@@ -23,7 +23,7 @@ def numbers(lhs: str, rhs: str, contracting: str, batch: str) -> lax.RaggedDotDi
 
 
 def operands(rng, lhs: str, rhs: str, sizes: str):
-    """Random operands whose groups own all of m, as JAX defines them for nothing else."""
+    """Returns random operands. Groups own all rows, because JAX leaves other rows undefined."""
     lhs, rhs = (random(rng, [SIZE[d] for d in names], np.float32) for names in (lhs, rhs))
     weights = np.full(SIZE["g"], 1 / SIZE["g"])
     return lhs, rhs, rng.multinomial(SIZE["m"], weights, [SIZE[d] for d in sizes[:-1]])

@@ -23,7 +23,7 @@ def gradients(case, cotangent, **options):
 
 
 def exact_gradients(case, cotangent, activation="silu"):
-    """Gradients with respect to x, wi_0, wi_1, wo and weights, in float64."""
+    """Returns gradients with respect to x, wi_0, wi_1, wo and weights, in float64."""
     x, dy = case.on_rows, np.asarray(cotangent, np.float64)
     wi_0, wi_1, wo = (np.asarray(w).astype(np.float64) for w in (case.wi_0, case.wi_1, case.wo))
     dx, dwi_0, dwi_1, dwo = (np.zeros(a.shape) for a in (x, wi_0, wi_1, wo))
@@ -54,7 +54,7 @@ def check_close(actual, exact, tolerance=1e-5):
 class TestValues:
     @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
     def test_activations(self, activation, rng):
-        # Gates on both sides of every limit.
+        # With this spread, gates lie on both sides of every limit.
         case = mlp.case(rng, spread=6.0)
         y = case.value(activation=activation)
         exact = case.exact(activation)
@@ -68,7 +68,7 @@ class TestValues:
 
     @ROWS
     def test_group_sizes(self, with_rows, rng):
-        """Empty experts, all rows with one, tails, and sizes that make no sense."""
+        """All rows may be in one group or in none, and sizes may be negative or too large."""
         lists = [sizes_of.one_hot(M, 5, 3), np.zeros(5, np.int32)]
         lists += [sizes_of.any_kind(rng, M, 5) for _ in range(8)]
         for sizes in lists:
@@ -111,7 +111,7 @@ class TestValues:
 
     @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
     def test_rows_of_any_integer_type(self, dtype, rng):
-        """There may be more tokens than the type can count, and rows past the last one."""
+        """`rows` may have a type too small to count all tokens, and may point past the last one."""
         x, *matrices = (
             rng.standard_normal(shape).astype(np.float32)
             for shape in ((300, 3), (2, 3, 5), (2, 3, 5), (2, 5, 3))
@@ -168,14 +168,14 @@ class TestRounding:
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     @pytest.mark.parametrize("activation", mlp.FUSED)
     def test_gate_and_up_are_rounded_before_the_activation(self, activation, dtype, rng):
-        """Gate and up are rounded as residuals are, and as public functions in sequence do."""
+        """Gate and up are rounded like residuals, and like the results of separate products."""
         case = mlp.case(rng, dtype=dtype, spread=4.0)
         x = case.x[case.rows]
         gate, up = (jgg.ragged_dot(x, w, case.sizes) for w in (case.wi_0, case.wi_1))
         gated = jax.jit(partial(moe.gated_activation, activation=activation))
         hidden = gated(gate, up, jnp.asarray(case.weights))
         want = jgg.ragged_dot(hidden, case.wo, case.sizes)
-        # In one program XLA's tanh may be fused with other neighbours, to another last bit.
+        # XLA may fuse tanh differently in one larger program, which changes last bits.
         same = np.asarray(case.value(activation=activation)) == want
         assert same.mean() > 0.97 if activation == "gelu_tanh" else same.all()
         first = jax.jit(partial(jgg.gated_ragged_dot, activation=activation))
@@ -183,7 +183,7 @@ class TestRounding:
         np.testing.assert_array_equal(got, hidden)
 
     def test_kept_or_computed_again(self, rng):
-        """Gradients are the same bits under every policy."""
+        """Gradients have the same bits under every checkpoint policy."""
         case = mlp.case(rng, dtype=jnp.bfloat16)
         cotangent = rng.standard_normal((M, 16), np.float32)
         policies = jax.checkpoint_policies
@@ -235,7 +235,7 @@ class TestGradients:
         check_close([got], [exact_gradients(case, cotangent)[wanted]])
 
     def test_biases(self, rng):
-        """Against the derivative of float64 differences in a random direction."""
+        """Gradients of biases match float64 differences along a random direction."""
         case = mlp.case(rng)
         biases, directions = (
             [rng.standard_normal(w.shape[::2]) for w in (case.wi_0, case.wi_1, case.wo)]

@@ -30,7 +30,7 @@ def x64():
 
 
 def operands(rng, dtype, transpose=False, g=G, n=N, k=K):
-    """a, b [g, n, k] and c [g, n, n]."""
+    """Returns a and b [g, n, k], and c [g, n, n]."""
     shape = (g, k, n) if transpose else (g, n, k)
     shapes = (shape, shape, (g, n, n))
     values = [rng.standard_normal(s) for s in shapes]
@@ -40,7 +40,7 @@ def operands(rng, dtype, transpose=False, g=G, n=N, k=K):
 
 
 def hermitian_diagonal(update, c):
-    """c as a Hermitian update sees it: the diagonal's imaginary part does not count."""
+    """Returns c as updates see it: Hermitian ones ignore the imaginary part of the diagonal."""
     real = np.where(np.eye(c.shape[-1], dtype=bool), c.real, c)
     return real if update.hermitian else c
 
@@ -115,7 +115,7 @@ class TestValues:
 
     @REAL
     def test_lists(self, update, rng):
-        """Matrices and stacks of any shapes, empty ones too, each with scales of its own."""
+        """Lists may mix matrices, stacks and empty arrays of any shapes, with a scale for each."""
         shapes = [(4, 3), (2, 5, 1), (6, 0), (0, 3), (0, 4, 2), (1, 9)]
         a, b = ([rng.standard_normal(s) for s in shapes] for _ in "ab")
         c = [rng.standard_normal((*s[:-1], s[-2])) for s in shapes]
@@ -143,7 +143,7 @@ class TestTransformations:
     @FORMS
     @EVERY
     def test_gradients(self, update, uplo, transpose, rng):
-        """Forward and reverse, twice, in every operand and scale."""
+        """First and second derivatives are right, forward and reverse, for operands and scales."""
         symmetrize = bool(rng.integers(2))
         self.check_gradients(update, np.complex128, uplo, transpose, symmetrize, rng)
 
@@ -181,7 +181,7 @@ class TestTransformations:
     @EVERY
     @pytest.mark.parametrize("mapped", [m for m in np.ndindex(2, 2, 2, 2) if any(m)])
     def test_vmap(self, update, mapped, rng):
-        """Every pattern of mapped operands."""
+        """Any combination of the operands and `alpha` may be mapped."""
         size = 2
         a, b, c = operands(rng, np.float64, g=size * G)
         stacks = [x.reshape(size, G, *x.shape[1:]) for x in (a, b, c)]

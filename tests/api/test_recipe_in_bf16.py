@@ -1,4 +1,4 @@
-"""A recipe that would be slower than bf16 computes in bf16: values, derivatives, what says so."""
+"""If a recipe would be slower than bf16, bf16 is used: values, derivatives and `explain`."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def layer(x, logits, matrices, **options):
 
 
 def choices(function, *operands, **options):
-    """The choices of a program, training or the forward pass alone."""
+    """Returns, for each choice of bf16, whether it is for training or the forward pass alone."""
     plans = jgg.explain(lambda *given: function(*given, **options), *operands).plans
     found = [plan for plan in plans if plan.problem.op == CHOICE]
     assert all(plan.kernel.name == "bf16" and "in FP8" in plan.reason for plan in found)
@@ -56,19 +56,19 @@ def equal(found, wanted):
 
 @pytest.fixture
 def training_alone(monkeypatch):
-    """bf16 is faster where there is a backward pass, whatever the sizes are."""
+    """Lets bf16 be faster only if there is a backward pass, for all sizes."""
     monkeypatch.setattr(Choice, "seconds", lambda self, target=None: (2.0, 1.0, self.training))
 
 
 @pytest.fixture
 def forward_alone(monkeypatch):
-    """bf16 is faster where there is no backward pass, whatever the sizes are."""
+    """Lets bf16 be faster only if there is no backward pass, for all sizes."""
     monkeypatch.setattr(Choice, "seconds", lambda self, target=None: (2.0, 1.0, not self.training))
 
 
 class TestLayers:
     def test_small_layers_are_those_without_a_recipe(self, rng):
-        """Bit for bit, with all gradients, and with a derivative of the derivative."""
+        """Values and gradients equal those without a recipe; second derivatives are finite."""
         operands = layer_operands(rng)
         gradient = jax.value_and_grad(loss, (0, 1, 2))
         equal(gradient(*operands, recipe=RECIPE), gradient(*operands))
@@ -95,7 +95,7 @@ class TestLayers:
         equal(gradient(*operands, recipe=recipe), gradient(*operands))
 
     def test_what_is_asked_for_is_fp8(self, rng):
-        """Weights that exist in FP8 only, a way to compute, or operands wider than bf16."""
+        """FP8 is kept for weights in FP8 only, for a given `implementation`, and for float32."""
         x, logits, matrices = operands = layer_operands(rng)
         quantized = jgg.quantize_mlp(*matrices, RECIPE)
         frozen = [jgg.quantize(w, "fp8_128x128", layout="rows") for w in matrices]
@@ -104,7 +104,7 @@ class TestLayers:
             assert multiplies_in_fp8(function, x, logits, frozen, recipe=RECIPE)
             assert choices(function, x, logits, frozen, recipe=RECIPE) == []
         before = layer(x, logits, frozen, recipe=RECIPE, apply_router_weight_on_input=True)
-        assert jnp.abs(before).max() > 0  # nobody multiplied by values that do not exist
+        assert jnp.abs(before).max() > 0  # the zeros in place of bf16 weights were not used
         for implementation in ("cuda", "xla"):
             options = dict(recipe=RECIPE, implementation=implementation)
             assert multiplies_in_fp8(gradient, *operands, **options)
@@ -115,7 +115,7 @@ class TestLayers:
         assert multiplies_in_fp8(gradient, *mixed, recipe=RECIPE)
 
     def test_weights_quantised_before(self, rng):
-        """As without a recipe, bit for bit, if the matrices are given in bf16 too."""
+        """If bf16 matrices are given too, results have the bits of layers without a recipe."""
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         for function in (layer, jax.value_and_grad(loss, (0, 1, 2))):
@@ -130,7 +130,7 @@ class TestLayers:
                     function(*operands, **wrong)
 
     def test_weights_quantised_before_training(self, training_alone, rng):
-        """The forward pass alone is in FP8, and with gradients everything is in bf16."""
+        """A forward pass alone runs in FP8; with gradients, everything runs in bf16."""
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         assert choices(layer, *operands, **options) == []
@@ -152,7 +152,7 @@ class TestLayers:
         assert multiplies_in_fp8(gradient, *operands, **options)
 
     def test_the_forward_pass_alone(self, forward_alone, rng):
-        """bf16 without gradients, and FP8 with them, where the value is that of FP8."""
+        """A forward pass alone runs in bf16; with gradients, the value too is computed in FP8."""
         operands = layer_operands(rng)
         assert choices(layer, *operands, recipe=RECIPE) == ["alone"]
         equal(layer(*operands, recipe=RECIPE), layer(*operands))
@@ -264,7 +264,7 @@ class TestMatmuls:
         assert choices(gradients(jgg.fp8_ragged_dot), lhs, rhs) == ["training"]
 
     def test_over_devices(self, rng):
-        """Nobody is said to compute what only names a choice."""
+        """The plan of a choice has no note about devices, because the choice computes nothing."""
         mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
         lhs, rhs, sizes = self.operands(rng)
         split = jax.device_put(lhs, NamedSharding(mesh, P("x")))

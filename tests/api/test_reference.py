@@ -23,12 +23,12 @@ def call(op, *operands, **options):
 
 
 def operands(op, rng, dtype=np.float32, *, m, k=K, n=N, g=G):
-    """Random lhs and rhs of `op`."""
+    """Returns random lhs and rhs of `op`."""
     return [random(rng, shape, dtype) for shape in op.shapes(m, k, n, g)[:2]]
 
 
 class TestTiles:
-    """Groups whose rows fill no tile, one exactly, or several and a part."""
+    """Groups have fewer rows than a tile, exactly one tile, or some tiles and a part of one."""
 
     @BOTH_OPS
     @pytest.mark.parametrize("m, g", [(5, 3), (16, 1), (17, 1), (300, 9), (1100, 2)])
@@ -40,7 +40,7 @@ class TestTiles:
 
     @BOTH_OPS
     def test_last_tile_is_moved_up(self, op, rng):
-        """The tile that would reach past the end of lhs covers rows of other groups again."""
+        """A tile that would end past lhs begins earlier. A mask excludes rows of other groups."""
         lhs, rhs = operands(op, rng, m=1000, g=3)
         sizes = np.array([995, 4, 1], np.int32)
         lhs[-1] = np.inf
@@ -91,7 +91,7 @@ class TestDtypes:
 
 class TestPrecision:
     def dots(self, **options) -> list[str]:
-        """The precision of each dot that a float32 product is lowered to."""
+        """Returns the precision of each dot that a float32 product is lowered to."""
         shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((32, 8), (2, 8, 8))]
         sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
         lowered = jax.jit(partial(jgg.ragged_dot, **options)).lower(*shapes, sizes)
@@ -123,14 +123,14 @@ class TestMemory:
 
         for function in (partial(call, op), gradients):
             memory = jax.jit(function).lower(lhs, rhs, sizes).compile().memory_analysis()
-            # All arrays together have 0.3 M elements, one masked copy per group 4 M to 8 M.
+            # All arrays have 0.3 M elements. A masked copy for each group would have 4 M to 8 M.
             assert memory.temp_size_in_bytes < 4e6
 
 
 @BOTH_OPS
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 def test_elements_of_less_than_a_byte(op, name, rng):
-    """Products of the same numbers in wider dtypes, wide or wrapped to the operands' dtype."""
+    """Results equal products in wider dtypes, wrapped if the result has the operands' dtype."""
     dtype = getattr(jnp, name)
     is_float = name.startswith("float")
     low, high = (-3, 4) if is_float else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max + 1)
@@ -149,11 +149,11 @@ def test_elements_of_less_than_a_byte(op, name, rng):
 
 
 class TestForm:
-    """Masks where they take no longer than a loop over tiles, which takes longer to compile."""
+    """Products use masks if a loop over tiles is not faster, because loops compile slowly."""
 
     @pytest.fixture
     def either_form(self):
-        """The form that users get, in place of the fixture of the module."""
+        """Overrides the fixture of the module, so that products have the form that users get."""
 
     def has_loop(self, op, m, k, n, g, dtype=jnp.float32, out_dtype=None, total_groups=None):
         lhs, rhs, _ = (jax.ShapeDtypeStruct(s, dtype) for s in op.shapes(m, k, n, g))
@@ -196,7 +196,7 @@ class TestForm:
 @BOTH_OPS
 @pytest.mark.parametrize("size", [0, 5, 13, 20, -3])
 def test_one_group_is_one_dot(op, size, rng):
-    """Rows that it does not own may hold NaN, and are zero in the result."""
+    """Rows that the single group does not own may hold NaN, and do not affect the result."""
     lhs, rhs, _ = (random(rng, shape, np.float32) for shape in op.shapes(13, 6, 7, 1))
     sizes = np.array([size], np.int32)
     exact = op.exact(lhs, rhs, sizes)
@@ -209,7 +209,7 @@ def test_one_group_is_one_dot(op, size, rng):
 
 
 def test_gradients_of_layers_are_programs_of_moderate_size():
-    """XLA's passes take time for each instruction before they have shared or removed any."""
+    """XLA spends time on each instruction, even if it removes many, so programs must be small."""
     embed, hidden, experts = 16, 24, 4
 
     def instructions(**options):

@@ -1,4 +1,4 @@
-"""Arguments and layers that cannot work are refused by name; layers that can are left alone."""
+"""Arguments and layers that cannot work raise errors that name them; other layers still work."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Routers of published models, a token at a time in NumPy, and the losses' scales."""
+"""Routers of published models against NumPy, token by token, and the losses of a routing."""
 
 import jax
 import jax.numpy as jnp
@@ -143,7 +143,7 @@ def test_logits_are_an_array(logits):
 
 class TestLosses:
     def test_share_of_tokens_is_top_k_times_as_much(self, logits):
-        """The scale of Hugging Face's models, whose shares sum to top_k."""
+        """With `share_of="tokens"`, shares sum to top_k, as in the models of Hugging Face."""
         routing = moe.route(jnp.asarray(logits), 4)
         one_hot = np.eye(E)[np.asarray(routing.experts)]  # [T, k, E]
         tokens_per_expert = one_hot.mean(axis=0)  # [k, E]
@@ -207,7 +207,7 @@ class TestMask:
 
     @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")], ids=str)
     def test_explicit_axes(self, spec, rng):
-        """Tokens divided along explicit axes, in a program whose mesh is set; masks likewise."""
+        """Tokens and masks may be split along explicit axes of the mesh of `jax.set_mesh`."""
         mask = rng.random((4, T)) < 0.6
         logits = jnp.asarray(rng.standard_normal((4, T, E)), jnp.float32)
 
@@ -243,7 +243,7 @@ class TestMask:
         np.testing.assert_array_equal(counts, np.bincount(experts.reshape(-1), minlength=E))
 
     def test_experts_of_a_narrow_type(self, logits, rng):
-        """-1 of an unsigned type would be an expert."""
+        """In an unsigned dtype, -1 would name an expert, so masked experts become int32."""
         mask = rng.random(T) < 0.6
         chosen = moe.route(jnp.asarray(logits), 2)
         narrow = chosen._replace(experts=chosen.experts.astype(jnp.uint8))
@@ -276,7 +276,7 @@ NAMED = pytest.mark.parametrize("scoring", SCORES)
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("low", [-20, -45, -80, -100, -250, -5000])
 def test_logits_far_below_zero(scoring, renormalize, low, rng):
-    """Values and gradients are those of float64, whose squares of scores are numbers at -300."""
+    """Values and gradients match float64, which uses -250 for -5000, where it would underflow."""
     logits = low + rng.uniform(-1, 1, (T, E))
     shifted = logits if low > -300 else logits - low - 250
 
@@ -299,7 +299,7 @@ def test_logits_far_below_zero(scoring, renormalize, low, rng):
             scores = jnp.take_along_axis(scores, experts, axis=-1)
             return scores / scores.sum(-1, keepdims=True) if renormalize else scores
 
-        # Round to float32 first, which moves logits, all alike if only differences matter.
+        # Round to float32 first, as the tested logits are rounded, and then shift all logits alike.
         rounded = np.float64(np.float32(logits)) + (shifted - logits)
         wanted, exact_vjp = jax.vjp(exact, jnp.asarray(rounded))
         (wanted_gradient,) = exact_vjp(jnp.asarray(ct))

@@ -50,7 +50,7 @@ RHS_SCALES = {
 
 
 def full_scales(lhs_scale, rhs_scale):
-    """The scales in the shapes that the oracle takes."""
+    """Returns the scales in the shapes that the oracle takes."""
     if lhs_scale.shape == (KB, 152):
         lhs_scale = lhs_scale[:, :M].T
     elif lhs_scale.ndim < 2:
@@ -268,7 +268,7 @@ class TestContracting:
 
 
 class TestTile:
-    """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
+    """The parameter `tile` of the primitives names a kernel that a plan would not choose."""
 
     TILES = pytest.mark.parametrize(
         "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS], ids=str

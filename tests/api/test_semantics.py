@@ -14,7 +14,7 @@ from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING, random, swa
 pytestmark = pytest.mark.usefixtures("either_form")
 
 M, K, N, G = 37, 12, 20, 5
-# Every rule shows with these: an empty group, boundaries off any tile, and a tail of 5 rows.
+# These sizes show every rule: an empty group, boundaries inside tiles, and a tail of 5 rows.
 SIZES = np.array([9, 0, 1, 15, 7], np.int32)
 TAIL = slice(int(SIZES.sum()), M)
 
@@ -22,7 +22,7 @@ POISON = pytest.mark.parametrize("poison", [np.nan, np.inf])
 
 
 def operands(op, rng, dtype=np.float32, *, m=M, k=K, n=N, g=G):
-    """Random lhs, rhs and cotangent of `op`."""
+    """Returns random lhs, rhs and cotangent of `op`."""
     return [random(rng, shape, dtype) for shape in op.shapes(m, k, n, g)]
 
 
@@ -82,7 +82,7 @@ class TestResults:
             np.testing.assert_array_equal(actual, np.zeros_like(primal))
 
     def test_agrees_with_jax(self, rng):
-        """Our ragged_dot replaces JAX's wherever that is defined, argument by argument."""
+        """`jgg.ragged_dot` takes the arguments of `jax.lax.ragged_dot`, with equal results."""
         lhs, rhs, cotangent = operands(NONCONTRACTING, rng)
 
         def results(ragged_dot):
@@ -140,7 +140,7 @@ class TestTailAndEmptyGroups:
 
 
 class TestPoison:
-    """NaN and Inf stay in their own group; each result must equal the clean one bit for bit."""
+    """NaN and Inf stay in their own group: other groups have the same bits as without them."""
 
     @BOTH_OPS
     @POISON
@@ -177,7 +177,7 @@ class TestPoison:
     @BOTH_OPS
     @POISON
     def test_outside_the_window_goes_nowhere(self, op, poison, rng):
-        """Groups 3 and 4 are in the window; rows of the others and of the tail are poison."""
+        """Groups 3 and 4 are in the window; rows of other groups and of the tail are poison."""
         lhs, rhs, cotangent = operands(op, rng, g=2 if op is NONCONTRACTING else G)
         clean = [op.call(lhs, rhs, SIZES, 3), *op.cotangents(lhs, rhs, SIZES, cotangent, 3)]
         for array in (lhs, rhs, cotangent):
@@ -229,7 +229,7 @@ class TestGroupSizes:
 
     @BOTH_OPS
     def test_the_running_sum_does_not_wrap_around(self, op, rng):
-        """Every group claims all rows: their sum passes 2**32, but the first group owns them."""
+        """Every group claims all rows, so sizes sum past 2**32; the first group owns all rows."""
         m, g = 2**20, 2**12 + 4
         lhs, rhs, _ = operands(op, rng, m=m, k=1, n=1, g=g)
         sizes = np.full(g, m, np.int32)
@@ -275,7 +275,7 @@ class TestGroupOffset:
 
     @pytest.mark.parametrize("offset", range(-G - 1, G + 2))
     def test_of_the_contracting_op(self, offset, rng):
-        """Slice i of the result belongs to group offset + i; slices of no group are zero."""
+        """Slice i of the result belongs to group offset + i, or is zero if no such group exists."""
         lhs, rhs, cotangent = operands(CONTRACTING, rng)
         oracle.check(
             CONTRACTING.call(lhs, rhs, SIZES, offset),
@@ -290,7 +290,7 @@ class TestPrecisionAndDtypes:
     @BOTH_OPS
     @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
     def test_accumulates_in_float32(self, op, dtype):
-        """Sums of 4096 ones stop at 256 in bfloat16 and at 2048 in float16."""
+        """Sums of 4096 ones are exact; they would stop at 256 in bfloat16, at 2048 in float16."""
         lhs, rhs, _ = (np.ones(s, dtype) for s in op.shapes(4096, 4096, 8, 1))
         if op is NONCONTRACTING:
             lhs = lhs[:3]
@@ -316,7 +316,7 @@ class TestPrecisionAndDtypes:
         out = op.call(lhs, rhs, SIZES, preferred_element_type=preferred)
         assert out.dtype == (preferred or in_dtype)
         oracle.check(out, op.exact(lhs, rhs, SIZES))
-        # Cotangents of values that the operands' dtype holds, so that no rule may round them.
+        # Cotangents are exact in the operands' dtype, so that rounding cannot change them.
         cotangent = random(rng, out.shape, ml_dtypes.bfloat16).astype(out.dtype)
         got = op.cotangents(lhs, rhs, SIZES, cotangent, preferred_element_type=preferred)
         want = op.exact_cotangents(lhs, rhs, SIZES, cotangent)

@@ -1,4 +1,4 @@
-"""Symmetric products by one triangle, and diagonals that are added to updates."""
+"""Symmetric products, of which one triangle is computed, and diagonals added to updates."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ def flip(x):
 
 
 def exact(a, b, c=0, *, alpha, beta=0, diagonal=0, uplo, transpose, symmetrize):
-    """The result in float64."""
+    """Returns the result in float64."""
     product = flip(a) @ b if transpose else a @ flip(b)
     alpha, beta, diagonal = (np.reshape(x, (-1, 1, 1)) for x in (alpha, beta, diagonal))
     inside = alpha * product + beta * c + diagonal * np.eye(product.shape[-1])
@@ -42,7 +42,7 @@ def exact(a, b, c=0, *, alpha, beta=0, diagonal=0, uplo, transpose, symmetrize):
 @pytest.mark.parametrize("symmetrize", [False, True])
 class TestValues:
     def test_triangle_of_a_product(self, uplo, transpose, symmetrize, rng):
-        """Whether A B^T is symmetric or not."""
+        """The triangle is right even if A B^T is not symmetric."""
         shape = (G, K, N) if transpose else (G, N, K)
         a, b, c = draw(rng, *shape), draw(rng, *shape), draw(rng, G, N, N)
         alpha, beta, diagonal = (draw(rng, G) for _ in range(3))

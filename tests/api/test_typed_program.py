@@ -1,6 +1,6 @@
 """A user's program, which mypy checks (see pyproject.toml) and pytest runs.
 
-An ignored error is one that the checker has to find: mypy reports ignores that it does not need.
+Each `type: ignore` marks an error that mypy must find: mypy reports such comments if unused.
 """
 
 from typing import assert_type

@@ -30,7 +30,7 @@ E4M3 = ml_dtypes.float8_e4m3fn
 
 
 def random_codes(rng, name, shape, options):
-    """Random codes, scales and zero points, any bits that are numbers."""
+    """Returns random codes, scales and zero points, none of which is NaN."""
     *leading, k, n = shape
     if name == "mxfp4":
         exponents = rng.integers(0, 255, (*leading, -(-k // 32), n), dtype=np.uint8)
@@ -50,7 +50,7 @@ def random_codes(rng, name, shape, options):
 
 
 def values_of(name, codes, options, dtype):
-    """Values in `dtype`: one rounding of float64, or that of float32 before where it is defined."""
+    """Returns exact values, rounded from float64 to float32, and then to `dtype`."""
     code, scales, zero = codes
     with np.errstate(over="ignore"):
         if name == "mxfp4":
@@ -99,7 +99,7 @@ def test_every_e2m1_code_times_every_exponent():
     want = oracle.mxfp4(codes, exponents)
     number = ~np.isnan(want)
     assert number[:, :255].all()
-    # A column each, so that the columns' scales differ; and all in one, a block of 32 rows each.
+    # Each exponent has a column of its own, or a block of 32 rows of the only column.
     apart = jgg.from_codes(codes[None], exponents[None], "mxfp4")
     together = jgg.from_codes(codes.T.reshape(1, -1, 1), exponents.T[None], "mxfp4")
     for dtype in (BF16, np.float32):
@@ -237,7 +237,7 @@ def test_quantize(rng, name, options):
     largest = np.abs(groups).max(2)
     if name == "mxfp4":
         step = 2.0 ** (np.floor(np.log2(np.where(largest, largest, 1))) - 2)
-        # Half of the widest step, or what is beyond 6.
+        # Half of the widest step, which is 2 scales; or the distance to the limit of 6 scales.
         bound = np.maximum(step, largest - 6 * step)
     elif name == "int4":
         span = groups.max(2).clip(0) - groups.min(2).clip(None, 0)

@@ -1,4 +1,4 @@
-"""Activations that are functions of traced values too, such as a parameter of a model."""
+"""Activations may close over traced values, such as a parameter of a model."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def activation(slope):
 
 
 def layers(rng, **options):
-    """Layers of (slope, x)."""
+    """Returns layers as functions of (slope, x)."""
     wi, wo = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((E, D, F), (E, F, D)))
     routing = moe.route(jnp.asarray(rng.standard_normal((T, E)), jnp.float32), 1)
     sizes, rows = np.array([2, 3]), dict(rows=np.array([0, 2, 1, 5, 4, 3]))
@@ -61,7 +61,7 @@ def test_traced_slopes(name, options, x, rng):
     def loss(slope, x):
         return jnp.vdot(layer(slope, x), expected)
 
-    # It is linear in the slope, but for what gradients in FP8 round. The sum may cancel.
+    # Layers are linear in the slope, up to FP8 rounding. Terms may cancel, so norms set `atol`.
     gradient, dx = jax.jit(jax.grad(loss, (0, 1)))(0.25, x)
     by_slope = known(1.0, x) - known(0.0, x)
     size = jnp.linalg.norm(expected) * jnp.linalg.norm(by_slope)

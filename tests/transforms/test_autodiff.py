@@ -1,4 +1,4 @@
-"""Differentiation of both ops: any order, forward and reverse, in every operand major."""
+"""Derivatives of both ops: any order, forward and reverse, with operands transposed or not."""
 
 from functools import partial
 
@@ -24,13 +24,13 @@ ALL_MAJORS = pytest.mark.parametrize(
 
 @pytest.fixture
 def x64():
-    """Float64, in which finite differences tell a wrong derivative from rounding."""
+    """Enables float64, so that finite differences are exact enough to find wrong derivatives."""
     with jax.enable_x64(True):
         yield
 
 
 def operands(op, rng, dtype=np.float64, **majors):
-    """Random lhs and rhs of `op`, in the given majors."""
+    """Returns random lhs and rhs of `op`, transposed as `majors` says."""
     shapes = op.shapes(M, K, N, G)[:2]
     return [
         swap(rng.standard_normal(shape).astype(dtype), majors.get(f"transpose_{name}", False))
@@ -39,7 +39,7 @@ def operands(op, rng, dtype=np.float64, **majors):
 
 
 def product(op, group_offset=None, **majors):
-    """`op` on SIZES. Without jit: each product is compiled once, not once per derivative."""
+    """Returns `op` on SIZES, without its jit, so that each product is compiled only once."""
 
     def function(lhs, rhs):
         return op.call.__wrapped__(lhs, rhs, SIZES, group_offset, **majors)
@@ -48,7 +48,7 @@ def product(op, group_offset=None, **majors):
 
 
 def dense(op, *, transpose_lhs=False, transpose_rhs=False):
-    """`product` as one einsum, which JAX differentiates by its own rules."""
+    """Returns `product` as one einsum, which JAX differentiates by its own rules."""
     ends = np.cumsum(SIZES)
     member = (np.arange(M) >= (ends - SIZES)[:, None]) & (np.arange(M) < ends[:, None])
     equation = "gm,mk,gkn->mn" if op is NONCONTRACTING else "gm,mk,mn->gkn"
@@ -140,7 +140,7 @@ class TestDtypes:
     def test_cotangents_have_the_operands_dtypes(self, op, lhs_dtype, rhs_dtype, out_dtype, rng):
         lhs_shape, rhs_shape, out_shape = op.shapes(M, K, N, G)
         lhs, rhs = random(rng, lhs_shape, lhs_dtype), random(rng, rhs_shape, rhs_dtype)
-        # Exact in every dtype above, so that rounding it to another changes nothing.
+        # These integers are exact in every dtype above, so that rounding changes nothing.
         cotangent = rng.integers(-8, 9, out_shape).astype(out_dtype)
         got = op.cotangents(lhs, rhs, SIZES, cotangent, preferred_element_type=out_dtype)
         assert [x.dtype for x in got] == [lhs_dtype, rhs_dtype]

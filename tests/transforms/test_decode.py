@@ -1,6 +1,6 @@
-"""Layers of few tokens, which are one operation, under JAX's transformations.
+"""JAX's transformations of layers of few tokens, whose kernels sort the tokens themselves.
 
-They give the values and the derivatives of layers that sort rows before.
+Values and derivatives are those of layers that sort rows in a separate operation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOSE = 2**-6  # a sum over devices is rounded again
 
 
 def operands(rng, format=None):
-    """Tokens, logits, the three matrices and their biases."""
+    """Returns tokens, logits, the three matrices and their biases."""
 
     def draw(*shape):
         return jnp.asarray(rng.standard_normal(shape) / shape[-1] ** 0.5, BF16)
@@ -63,7 +63,7 @@ def layer(x, logits, wi_0, wi_1, wo, *biases, **options):
 
 
 def is_decoded(function, *arguments) -> bool:
-    # A new function, because JAX keeps what it has traced.
+    # Trace a new function, because JAX caches traces of functions.
     return "decode_mlp[" in str(jax.make_jaxpr(lambda *given: function(*given))(*arguments))
 
 
@@ -219,7 +219,7 @@ def test_any_number_of_tokens_is_sorted_before(rng):
 @pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8"])
 @pytest.mark.parametrize("has_up", [True, False])
 def test_what_the_custom_call_gets(has_up, format, rng, monkeypatch):
-    """A stand-in for the kernels computes from nothing but operands and attributes of the call."""
+    """A stand-in for the kernels computes only from operands and attributes of the call."""
     x, logits, wi_0, wi_1, wo, b0, b1, bo = operands(rng, format)
     routing = moe.route(logits, TOP)
     b0, b1 = b0.astype(F32), b1 if has_up else None
@@ -322,7 +322,7 @@ def test_what_is_split(name, kind, rng):
     ids=str,
 )
 def test_packed_matrices_over_a_mesh(of, kind, rng):
-    """Five tokens, which no axis divides: XLA splits the operation itself."""
+    """No axis divides the five tokens, so the layer leaves splitting the operation to XLA."""
     x, logits, *weights = operands(rng)
     matrices = [jgg.quantize(w, **of) for w in weights[:3]]
     given = [x[:5], logits[:5], *matrices, *weights[3:]]

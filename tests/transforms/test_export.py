@@ -17,12 +17,12 @@ from jax_grouped_gemm import moe, optim
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 
-# Names axes: no array is in it.
+# `MuonDimensionNumbers` names axes, and holds no arrays.
 NO_ARRAYS = {optim.MuonDimensionNumbers}
 
 
 def named_tuples() -> list[type]:
-    """All that the public modules name."""
+    """Returns all named tuples of the public modules, except `NO_ARRAYS`."""
     found = [
         value
         for module in (jgg, moe, optim)
@@ -42,7 +42,7 @@ def loaded(program: bytes) -> jax.export.Exported:
 
 
 def project(x, weights: jgg.QuantizedWeights, group_sizes):
-    """A server quantises rows as they come; weights are quantised in advance."""
+    """Quantises rows at run time, like a server; the weights were quantised in advance."""
     rows, scales = jgg.quantize_blockwise(x)
     return jgg.scaled_ragged_dot(
         *(rows, scales, weights.values_t, weights.scales_t, group_sizes),
@@ -68,7 +68,7 @@ def test_quantised_weights_are_an_argument(served):
         group_sizes,
     )
     fp8_oracle.check(got, want)
-    # Other weights of the same shape: the program has none of its own.
+    # The program contains no weights, so it takes other weights of the same shape.
     doubled = weights._replace(scales_t=2 * weights.scales_t)
     np.testing.assert_allclose(
         loaded(exported(project, *served)).call(x, doubled, group_sizes), 2 * np.asarray(got)
@@ -123,7 +123,7 @@ def test_a_layer_with_weights_that_were_quantised_once(rng):
 
 @pytest.mark.parametrize("kind", named_tuples(), ids=lambda kind: kind.__name__)
 def test_containers(kind, rng):
-    """Each comes back as itself, with its fields in their places."""
+    """An exported program returns each container with its type and with its fields in order."""
     given = kind(*(rng.standard_normal(3, np.float32) for _ in kind._fields))
     program = exported(lambda x: jax.tree.map(lambda a: 2 * a, x), given)
     got = loaded(program).call(given)

@@ -1,4 +1,4 @@
-"""Group sizes and offsets that are checked when a program runs, because the caller asked for it."""
+"""`check_groups` lets programs check group sizes and offsets when they run."""
 
 import functools
 
@@ -24,7 +24,7 @@ BAD = {
 
 
 def products(rng):
-    """Functions of (group_sizes, group_offset) of two of the three groups."""
+    """Returns functions of (group_sizes, group_offset), for two of the three groups."""
     x, dy = (jnp.asarray(rng.standard_normal((M, n)), jnp.float32) for n in (K, N))
     w = jnp.asarray(rng.standard_normal((2, K, N)), jnp.float32)
     e4m3 = jnp.float8_e4m3fn
@@ -63,7 +63,7 @@ def test_mistakes_raise_at_once(sizes, offset, message, product):
 
 @pytest.mark.parametrize("sizes, offset, message", BAD.values(), ids=BAD)
 def test_mistakes_inside_jit(sizes, offset, message, product):
-    """A function that was traced outside is traced again, and the result is the same."""
+    """A function that was traced before is traced again with checks, and gives equal results."""
     jitted = jax.jit(product)
     expected = jitted(GOOD, 0)
     with jgg.check_groups():

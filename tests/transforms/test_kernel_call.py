@@ -1,7 +1,7 @@
-"""The operands that reach the kernels, and their results, with a stand-in for the kernels.
+"""What calls pass to the kernels, tested with a stand-in for the kernels.
 
-The stand-in computes from nothing but the operands and attributes of the call, so it shows that
-they say the same as the problem: majors, padding and dtypes. The kernels have GPU tests.
+The stand-in computes only from the operands and attributes of a call. Right results show that these
+describe the problem: majors, padding and dtypes. GPU tests check the kernels themselves.
 """
 
 import jax

@@ -28,7 +28,7 @@ def compared(one, other):
 
 
 def unfused(x, wi_0, wi_1, wo, sizes, rows=None, weights=None, group_offset=None):
-    """Computes the MLP of separate products, which JAX differentiates itself."""
+    """Computes the MLP as separate products, whose derivatives JAX combines."""
     x = x if rows is None else x[rows]
     dot = partial(jgg.ragged_dot, group_sizes=sizes, group_offset=group_offset)
     hidden = jax.nn.silu(dot(x, wi_0)) * dot(x, wi_1)
@@ -41,7 +41,7 @@ class TestDerivatives:
         case = small(rng, with_rows=with_rows)
         with jax.enable_x64(True):
             factors = [jnp.asarray(a, jnp.float64) for a in case.factors]
-            # Over the default step, made for float32, differences are off by more than is allowed.
+            # The default step is for float32, and too large for the tolerance of float64.
             layer = partial(case.run, jgg.ragged_mlp)
             check_grads(layer, factors, order=2, modes=("fwd", "rev"), eps=1e-5)
 
@@ -88,12 +88,12 @@ class TestDerivatives:
 
 
 class TestWhatIsKept:
-    """2 T D + 4 m F bytes of 16-bit operands, and a few integers."""
+    """The backward pass keeps 2 T D + 4 m F bytes of 16-bit arrays, and a few integers."""
 
     T, D, F, E, K = 32, 16, 24, 4, 2
 
     def kept(self, function, *factors):
-        """Shapes and dtypes of what the backward pass needs beside the matrices."""
+        """Returns dtypes and shapes of what the backward pass keeps, except the matrices."""
         leaves = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(function, *a)[1], *factors))
         matrices = [(x.shape, x.dtype) for x in factors if x.ndim == 3]
         found = [(x.shape, x.dtype) for x in leaves]
@@ -149,7 +149,7 @@ class TestWhatIsKept:
         assert str(jax.make_jaxpr(gradient)(*case.factors)).count("gated_ragged_dot[") == 1
 
     def test_the_layer_of_tokens(self, rng):
-        """`dropless_mlp` keeps no rows of x, nor of its result."""
+        """`dropless_mlp` keeps x by tokens, without a copy for each row, and not its result."""
         case, m = self.case(rng), self.T * self.K
         routing = moe.route(jnp.asarray(rng.standard_normal((self.T, self.E)), np.float32), self.K)
 
@@ -221,7 +221,7 @@ class TestTransformations:
 
     @pytest.mark.parametrize("with_rows", [True, False])
     def test_shard_map(self, with_rows, rng):
-        """Experts over devices: each has all rows, and its window of the groups."""
+        """Each device has all rows, and the matrices of its own experts."""
         case = mlp.case(rng, experts=8, with_rows=with_rows)
         mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
         split, whole = P("i"), P()
@@ -287,7 +287,7 @@ class TestLayers:
         )
 
     def test_gradients_of_the_layer_are_the_same_bits(self, rng):
-        """Fused operations round where the composition does, but for the sum of two gradients."""
+        """Fused and separate operations round alike, except in x's gradient, a sum of products."""
         case = mlp.case(rng, dtype=jnp.bfloat16)
         logits = jnp.asarray(rng.standard_normal((24, 5)), np.float32)
         cotangent = rng.standard_normal((24, 16), np.float32)

@@ -1,4 +1,4 @@
-"""Orthogonalisation of matrices that are split inside, over eight devices."""
+"""Orthogonalisation of matrices whose rows or columns are split over eight CPU devices."""
 
 import functools
 
@@ -29,7 +29,7 @@ def placed(mesh, xs, specs):
 
 
 def call(mesh, shardings, **options):
-    """A function of a list, which names shardings where types do not."""
+    """Returns a jitted `orthogonalize`, with `shardings` for auto axes, which types do not hold."""
     given = shardings if mesh.axis_types[0] == AUTO else None
 
     def function(*xs):
@@ -39,7 +39,7 @@ def call(mesh, shardings, **options):
 
 
 def assert_close(a, b):
-    """Up to the order of sums, in which XLA:CPU multiplies stacks of other lengths."""
+    """Compares up to rounding: XLA:CPU may sum in another order for stacks of other lengths."""
     a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
     np.testing.assert_allclose(a, b, atol=5e-3, rtol=2**-7)
 
@@ -59,7 +59,7 @@ class TestExchange:
             assert_close(out, one)
 
     def test_two_exchanges_of_16_bits(self, kind, rng):
-        """Two exchanges serve all leaves, each of a sixteenth of their padded bytes."""
+        """All leaves share two exchanges of 16-bit words, before and after the iteration."""
         mesh = mesh_of(EIGHT, kind)
         for dtype in (jnp.bfloat16, jnp.float32):
             with entered(mesh):
@@ -93,7 +93,7 @@ class TestExchange:
 
     @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
     def test_chunks_give_what_one_exchange_gives(self, dtype, kind, rng, monkeypatch):
-        """Over two devices; with leaves of fewer matrices than chunks, and padding."""
+        """Two devices exchange chunks, even if leaves need padding or have fewer matrices."""
         mesh = mesh_of({"e": 4, "d": 2}, kind)
         matrices = draw(rng, jnp.float32)
         matrices.append(jnp.asarray(rng.standard_normal((37, 16, 48)), jnp.float32))
@@ -119,7 +119,7 @@ class TestExchange:
                 jax.grad(lambda x: function(x)[0].sum())(*xs)
 
     def test_stacks_that_are_split_too(self, kind, rng):
-        """Over another axis of the mesh; and what is whole is not exchanged."""
+        """Another mesh axis may split the leading axis. Only split matrices are exchanged."""
         mesh = mesh_of(FOUR_BY_TWO, kind)
         shapes = [(4, 16, 48), (8, 16, 48), (16, 48)]
         specs = [P("e", None, "d"), P("d"), P()]
@@ -144,7 +144,7 @@ def test_explain_says_what_travels(rng):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_muon(kind, rng):
-    """A step of split parameters is that of one device, and stays split."""
+    """Updates of split parameters equal those of one device, and stay split."""
     mesh = mesh_of(EIGHT, kind)
     shapes = {"in": (16, 64), "heads": (16, 4, 8), "bias": (8,)}
     specs = {"in": P(None, "d"), "heads": P("d"), "bias": P()}
@@ -163,7 +163,7 @@ def test_muon(kind, rng):
 
 
 def of_blocks(x, spec, devices=8):
-    """Each block orthogonalised alone, with the RMS of whole matrices."""
+    """Orthogonalises each block alone, scaled to the RMS of results of whole matrices."""
     entries = [*spec, *[None] * x.ndim][: x.ndim]
     dim = next(i for i, entry in enumerate(entries) if entry)
     blocks = np.stack(np.split(np.asarray(x), devices, dim))
@@ -173,7 +173,7 @@ def of_blocks(x, spec, devices=8):
 
 
 def conditions(jaxpr):
-    """The branches of every condition of a program."""
+    """Yields the branches of every `cond` of a program."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "cond":
             yield eqn.params["branches"]
@@ -197,7 +197,7 @@ class TestBlocks:
             assert_close(out, want)
 
     def test_period(self, kind, rng):
-        """Every third update is of whole matrices; the others exchange nothing."""
+        """Every third update exchanges matrices; other updates use each device's blocks alone."""
         mesh = mesh_of(EIGHT, kind)
         matrices = draw(rng)[:1]
         blocks = of_blocks(matrices[0], SPECS[0])

@@ -1,4 +1,4 @@
-"""An operation made up here, from nothing but its `Op`: what CONTRIBUTING says of adding one."""
+"""An example operation, made of nothing but an `Op`, as docs/add_an_operation.md says."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def call(plan, x, scale):
     return jax.ffi.ffi_call("test.scale_rows.v1", result)(x, scale)
 
 
-TRACED = []  # the shapes of which the reference has been traced
+TRACED = []  # the shapes of x for which the reference was traced
 
 
 @jax.jit
 def unchanged(x):
-    """x on a CPU, something else on a GPU."""
+    """Returns x on a CPU, and x + 1 on a GPU."""
     return lax.platform_dependent(x, cuda=lambda x: x + 1, default=lambda x: x)
 
 
@@ -66,7 +66,7 @@ def reference(x, scale):
 
 @pytest.fixture
 def scale_rows():
-    """[b?, m, n] times [b?, m], linear in each; its registration is undone afterwards."""
+    """Scales rows: [b?, m, n] times [b?, m]. The fixture removes the operation afterwards."""
     op = Op(
         name="scale_rows",
         operand_ranks=(2, 1),
@@ -229,7 +229,7 @@ class TestIsKnownTo:
         np.testing.assert_array_equal(got, x * scale[:, None])
 
     def test_export_for_several_platforms_with_an_unknown_jax(self):
-        module = types.SimpleNamespace(platforms=("cpu", "cuda"))  # keeps functions elsewhere
+        module = types.SimpleNamespace(platforms=("cpu", "cuda"))  # no cached_primitive_lowerings
         ctx = types.SimpleNamespace(platforms=("cuda",), module_context=module)
         with pytest.raises(NotImplementedError, match=r"\(cpu, cuda\).*one platform at a time"):
             lowering.with_own_functions(ctx)

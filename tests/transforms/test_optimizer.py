@@ -44,7 +44,7 @@ class TestTransformations:
         assert_bits(got[1], got[0])
 
     def test_stacked_layers(self, rng):
-        """Parameters [layers, experts, ...], as under `nn.scan`."""
+        """Parameters may have the shape [layers, experts, ...], which `nn.scan` gives them."""
         ours = optim.adamw(1e-2)
         params = model(rng, leading=(2, E))
         gradients = like(rng, params)
@@ -53,7 +53,7 @@ class TestTransformations:
         assert_bits(state, new)
 
     def test_explain_lists_the_updates(self, rng):
-        """Each matrix has an update, by the kernel or with a reason."""
+        """`explain` lists one update for each matrix, by the kernel."""
         params = model(rng)
         gradients = like(rng, params)
         for ours, op in (
@@ -68,7 +68,7 @@ class TestTransformations:
 
     @pytest.mark.parametrize("in_axes", [(0, 0, None), (None, 0, 0)])
     def test_vmap(self, in_axes, rng):
-        """Over runs with gradients of their own, and over learning rates."""
+        """Maps over parameters and gradients, or over gradients and learning rates."""
         params = model(rng)
         state = optim.adamw(0.0).init(params)
         rates = jnp.array([1e-3, 1e-2])
@@ -111,7 +111,7 @@ class TestTransformations:
             jax.grad(lambda p: ours.step(p, p, state)[0]["layer"]["wo"].sum())(params)
 
     def test_average_of_the_weights(self, rng):
-        """An EMA is of the parameters, and its FP8 weights are made when they are wanted."""
+        """An EMA averages the parameters, and `quantize` makes its FP8 weights when needed."""
         ours = optim.adamw(1e-2)
         params = model(rng)
         state, average, step = ours.init(params), params, jax.jit(ours.step)
@@ -139,7 +139,7 @@ def loss_of(params, quantized, x, routing, remat=False):
 class TestTraining:
     @pytest.mark.parametrize("remat", [False, True])
     def test_losses_are_those_of_weights_quantised_apart(self, remat, rng):
-        """Bit for bit, with microbatches that are added up, one after the other."""
+        """Losses have the same bits, also if gradients are summed over microbatches."""
         ours = optim.adamw(1e-2)
         params = model(rng)
         batches = [tokens(rng) for _ in range(2)]
@@ -223,7 +223,7 @@ class TestSharded:
         assert_bits(state._replace(quantized=fetched), masters)
 
     def test_parts_of_blocks_are_gathered(self, rng):
-        """Right, and `explain` says so."""
+        """A split that cuts blocks gives right results, and `explain` says what is gathered."""
         ours = optim.adamw(1e-2)
         params = model(rng, d=256, f=128)
         gradients = like(rng, params)

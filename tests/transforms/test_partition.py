@@ -1,7 +1,7 @@
-"""Operations keep split what is split over devices: values, derivatives, types and collectives.
+"""Operations keep arrays split over devices: values, derivatives, types and collectives.
 
-Eight devices compute what one does. Transfers between them are read from the compiled program.
-Operands are integers in float32, whose products and sums are exact, unless a function is not.
+Eight devices compute what one does. Tests read the transfers from the compiled program. Operands
+are integers in float32, whose products and sums are exact; functions that round have a tolerance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.support.partition import (
 
 @dataclasses.dataclass
 class Case:
-    """A function of arrays of `shapes`, the first `differentiable` of which have gradients."""
+    """A function of arrays of `shapes`. The first `differentiable` of them have gradients."""
 
     function: Callable[..., Any]
     shapes: Sequence[tuple[int, ...]]
@@ -58,7 +58,7 @@ class Case:
     expected: Sequence[tuple[str, tuple[int, ...]]] = ()
     axes: dict[str, int] = dataclasses.field(default_factory=lambda: EIGHT)
     explicit: Sequence[tuple[str, tuple[int, ...]]] | None = None
-    """Transfers over explicit axes, if there are more, because gradients have operands' types."""
+    """Replaces `expected` over explicit axes, where gradients must have the operands' types."""
     tolerance: float = 0.0
     kinds: Sequence[AxisType] = KINDS
 
@@ -88,7 +88,7 @@ CASES = {
     "rows and experts": Case(
         ragged, PRODUCT, 2, [P("d"), P("e")],
         [(SUM, (G // 2, K, N)), (SUM, (M // 4, K)), (SUM, (M // 4, N))], FOUR_BY_TWO,
-        # The types of rows and cotangents say nothing of experts.
+        # Rows and cotangents have no axis of experts, so the gradients of all experts are summed.
         explicit=[(SUM, (G, K, N)), (SUM, (M // 4, K)), (SUM, (M // 4, N))],
     ),
     "rows of both axes": Case(
@@ -108,13 +108,13 @@ CASES = {
     "accumulate, experts": Case(
         lambda accumulator, lhs, rhs: jgg.ragged_dot_accumulate(accumulator, lhs, rhs, SIZES),
         [(G, K, N), (M, K), (M, N)], 3, [P("d"), P(), P()], [(SUM, (M, K)), (SUM, (M, N))],
-        explicit=[(GATHER, (G, K, N))],  # of the cotangent
+        explicit=[(GATHER, (G, K, N))],  # gathers the cotangent
     ),
     "vmap": Case(jax.vmap(ragged), [(8, M, K), (8, G, K, N)], 2, [P("d"), P("d")]),
     "vmap of weights": Case(
         jax.vmap(ragged, (None, 0)), [(M, K), (8, G, K, N)], 2, [P(), P("d")], [(SUM, (M, K))],
     ),
-    "vmap of rows": Case(  # over auto axes they are gathered
+    "vmap of rows": Case(  # over auto axes the rows are gathered
         jax.vmap(ragged, (0, None)), [(8, M, K), (G, K, N)], 2, [P("d"), P()],
         [(SUM, (G, K, N))], kinds=[EXPLICIT],
     ),
@@ -133,7 +133,7 @@ CASES = {
         lambda *a: jgg.optim.orthogonalize(a, dtype=jnp.float32),
         [(8, 16, 24), (16, 8, 16)], 0, [P("d"), P("d")], tolerance=1e-4,
     ),
-    "fp8": Case(  # values are compared below: rounding depends on blocks
+    "fp8": Case(  # `test_fp8_product` compares values more closely
         lambda lhs, rhs: jgg.fp8_ragged_dot(lhs, rhs, SIZES), [(M, 128), (G, 128, 128)], 2,
         [P("d"), P()], [(SUM, (G, 128, 128))], tolerance=0.5,
     ),
@@ -150,7 +150,7 @@ CASES = {
         mlp, MLP, 4, [P("d"), P(), P(), P()],
         [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
     ),
-    "mlp, fsdp": Case(  # over auto axes it depends on where the result is wanted
+    "mlp, fsdp": Case(  # over auto axes, transfers depend on how results are used
         mlp, MLP, 4, [P("d"), P(None, "d"), P(None, "d"), P(None, None, "d")],
         [(GATHER, (G, 32, K)), (GATHER, (G, K, 32)), (GATHER, (G, K, 32))]
         + [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
@@ -185,13 +185,13 @@ def test_operation(name, rng):
         assert collectives(compiled) == sorted(expected), kind
 
 
-# Sums of XLA's own, and those of results that nobody uses, which XLA leaves out.
+# `explain` differs from these programs: XLA adds sums, or leaves out sums of unused results.
 OTHERS_SUMS = ("vmap of weights", "vmap of rows", "mlp, tensors")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in OTHERS_SUMS])
 def test_explanation(name):
-    """It is what the compiled program does."""
+    """`explain` lists the transfers of the compiled program."""
     case = CASES[name]
     for kind in case.kinds:
         mesh = mesh_of(case.axes, kind)
@@ -250,7 +250,7 @@ def test_what_is_documented_is_tested():
 
 
 def test_biases_of_an_mlp_split_by_hidden_features(rng):
-    """They are in one term of the sum, in tangents too."""
+    """Devices add up terms of the result. Only one device adds the bias, in tangents too."""
 
     def function(x, wi_0, wi_1, wo, *biases):
         return jgg.ragged_mlp(x, wi_0, wi_1, wo, SIZES, biases=biases)
@@ -272,7 +272,7 @@ def test_biases_of_an_mlp_split_by_hidden_features(rng):
 
 
 def test_fp8_product(rng):
-    """Blocks along the rows are those of a device, so that gradients are rounded otherwise."""
+    """Devices form blocks of their own rows, so gradients round differently than on one device."""
     k, n = 128, 160
     shapes = [(2 * M, k), (G, k, n)]
     arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
@@ -289,7 +289,7 @@ def test_fp8_product(rng):
             got = compiled(*split)
         assert_same(got[0], want[0])
         assert_same(got, want, 0.1)
-        # Both kinds of axes have the same blocks.
+        # Auto and explicit axes lead to the same blocks.
         of_explicit = of_explicit or got
         assert_same(got, of_explicit)
         assert collectives(compiled) == [(SUM, (G, k, n))], kind
@@ -297,7 +297,7 @@ def test_fp8_product(rng):
 
 @pytest.mark.parametrize("specs", [[P(), P("d")], [P(), P(None, None, "d")]], ids=str)
 def test_fp8_product_of_split_weights(specs, rng):
-    """Groups and columns: over auto axes, since explicit ones bring weights to the rows."""
+    """Weights may be split by groups or columns over auto axes; explicit axes raise errors."""
     shapes = [(2 * M, 128), (G, 128, 1024)]
     arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
     sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
@@ -308,7 +308,7 @@ def test_fp8_product_of_split_weights(specs, rng):
 
 
 def test_vmap_of_rows_over_auto_axes(rng):
-    """They are gathered, and right."""
+    """The rows are gathered, and results are right."""
     function = jax.vmap(ragged, (0, None))
     arguments = [integers(rng, 8, M, K), integers(rng, G, K, N)]
     split = put(mesh_of(EIGHT), arguments, [P("d"), P()])

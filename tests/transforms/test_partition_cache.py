@@ -36,7 +36,7 @@ def both(function):
 
 split = put(lhs, P("d")), put(rhs, P()), put(sizes, P())
 hits, right, travelling = [], [], []
-# Of equal shapes: what tells them apart is in their callbacks as well.
+# These programs have equal shapes, and differ only in options that callbacks hold too.
 for options in (dict(), dict(transpose_rhs=True), dict(group_offset=0)):
     function = both(lambda *a: jgg.ragged_dot(*a, **options))
     want = jax.tree.leaves(jax.jit(function)(lhs, rhs, sizes))

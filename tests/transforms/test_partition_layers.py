@@ -37,7 +37,7 @@ T, D, F, E, TOP = 64, 16, 24, 8, 2
 
 
 def layer_operands(rng):
-    """Tokens, logits and matrices."""
+    """Returns tokens, logits and matrices."""
     return [
         rng.standard_normal(shape).astype(np.float32) / shape[-1] ** 0.5
         for shape in ((T, D), (T, E), (E, D, F), (E, D, F), (E, F, D))
@@ -50,7 +50,7 @@ def layer_loss(x, logits, *matrices, **options):
 
 STEP = jax.jit(jax.value_and_grad(layer_loss, range(5)))
 LOGITS = (GATHER, (T, E))
-"""The logits that XLA's `top_k` gathers, on CPUs only."""
+"""XLA's `top_k` gathers the logits, but only on CPUs."""
 LAYER_GRADIENTS = [(SUM, (E, D, F)), (SUM, (E, D, F)), (SUM, (E, F, D))]
 LAYERS = {
     "tokens": (EIGHT, P("d"), P()),
@@ -78,7 +78,7 @@ class TestDroplessMlp:
                 for x, gradient in zip(split, of_gradients, strict=True):
                     assert gradient.sharding.spec == jax.typeof(x).sharding.spec
         travelling = [x for x in collectives(compiled) if x != LOGITS]
-        # Rows and tokens stay where they are: what travels has the size of matrices.
+        # Rows and tokens stay where they are: only arrays of the size of matrices travel.
         if name in ("tokens", "fsdp"):
             whole = [x for x in travelling if x[0] == GATHER]
             assert len(whole) == (0 if name == "tokens" else 3), travelling
@@ -118,7 +118,7 @@ class TestTokenAxes:
 
 
 def of_nnx(x, **options):
-    """The shapes of the parameters of a layer of NNX, and the layer as a function of them."""
+    """Returns the parameters' shapes of an NNX layer, and a function of parameters and x."""
     make = functools.partial(jgg_nnx.MoE, D, F, E, TOP, **options)
     graph, parameters = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     return parameters, lambda parameters, x: nnx.merge(graph, parameters)(x)[0]

@@ -136,7 +136,7 @@ def test_without_shardy(rng):
 
 
 def test_operands_without_a_mesh(rng):
-    """Operands may have no mesh on eight devices: the index of a loop's iteration, for example."""
+    """On eight devices, an operand may have no mesh: for example, the index of an iteration."""
     arguments = [integers(rng, *shape) for shape in PRODUCT]
     everywhere = NamedSharding(mesh_of(EIGHT), P())
     run = jax.jit(lambda x: x + ragged(*arguments))

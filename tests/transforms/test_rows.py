@@ -45,12 +45,12 @@ def combine(pairs, known):
 
 
 def primitives(fn, *args) -> set[str]:
-    """The names of all primitives of a program, nested ones included."""
+    """Returns the names of all primitives of a program, nested ones included."""
     return {primitive.name for primitive in all_primitives(fn, *args)}
 
 
 def all_primitives(fn, *args) -> set:
-    """All primitives of a program, nested ones included."""
+    """Returns all primitives of a program, nested ones included."""
     found = set()
 
     def visit(jaxpr):
@@ -92,7 +92,7 @@ class TestDerivatives:
     def test_gather_and_combine_are_transposes(self, known, pairs, rng):
         x = rng.standard_normal((T, D)).astype(np.float32)
         rows = rng.standard_normal((T * K + 3, D)).astype(np.float32)
-        rows[pairs.valid :] = 0  # of no effect, and not undefined in what follows
+        rows[pairs.valid :] = 0  # rows past `valid` have no effect
         run, back = gather(pairs, known), combine(pairs, known)
         (x_bar,) = jax.linear_transpose(run, x)(rows)
         np.testing.assert_allclose(x_bar, back(rows), atol=1e-5)
@@ -119,7 +119,7 @@ def test_rows_with_several_tokens_have_the_sum_of_their_gradients(rng):
 
 
 def test_layers_move_rows_by_the_same_primitives(rng):
-    """Layers move rows by the public operations' primitives, to the second order too."""
+    """Layers and their second derivatives move rows by primitives of public operations."""
     sizes, rows = np.array([3, 4], np.int32), rng.integers(0, T, 7)
     matrices = jnp.ones((2, D, D))
 
@@ -136,7 +136,7 @@ def test_layers_move_rows_by_the_same_primitives(rng):
 
 
 def test_rows_are_added_up_in_their_order(rng):
-    """The sum in float32 goes from the first row to the last where only rows know their tokens."""
+    """If only the token of each row is known, float32 sums go from the first row to the last."""
     rows = rng.integers(-1, T + 1, 5 * T)
     ct = rng.standard_normal((len(rows), D)).astype(np.float32)
     x = jnp.zeros((T, D))
@@ -189,7 +189,7 @@ AXES += [(None, None, None, 0), (1, -1, None, 1), (None, 0, 0, 0)]
 
 @pytest.mark.parametrize("axes", AXES)
 class TestVmap:
-    """Every operand mapped or not, its gradients too, against a loop."""
+    """Results and gradients with some operands mapped equal those of a loop over the batch."""
 
     def operands(self, axes, rng):
         cases = [Pairs.random(rng, T, K, T * K + 2, counted=True) for _ in range(3)]
@@ -228,7 +228,7 @@ class TestVmap:
         self.check(combine_and_gradients, axes, *self.operands(axes, rng))
 
     def test_gradients_of_a_mapped_combine(self, axes, rng):
-        """Transposes of batches, where those above are themselves mapped."""
+        """Differentiates a mapped function; the other tests of this class map gradients."""
         _, (rows, inverse, weights, count) = self.operands(axes, rng)
         axes = self.within(axes, (rows, inverse, weights, count))
 
@@ -278,7 +278,7 @@ def test_vmap_of_sort(axis, rng):
 
 
 def layer(x, experts, weights):
-    """Rows come and go, in between they become others."""
+    """Dispatches rows, applies tanh to them, and combines them."""
     order = moe.sort_by_expert(experts, E)
     rows = jnp.tanh(moe.dispatch(x, order))
     return moe.combine(rows, order, K, weights)
@@ -326,7 +326,7 @@ def test_scan(layer_operands):
 
 
 def test_shard_map(layer_operands):
-    """Tokens split over devices, with weights that all of them share."""
+    """Tokens are split over devices, which share the weights."""
     mesh = jax.sharding.Mesh(jax.devices("cpu")[:4], "x")
     x, experts, weights = layer_operands
 

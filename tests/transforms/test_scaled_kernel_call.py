@@ -1,6 +1,6 @@
-"""The calls that reach the FP8 kernels if both operands are float8_e5m2, with a stand-in.
+"""Calls of FP8 kernels, which cannot multiply two float8_e5m2 operands, with a stand-in.
 
-The stand-in computes from nothing but the operands and attributes of each call.
+The stand-in for the kernels computes only from the operands and attributes of each call.
 """
 
 from functools import partial
@@ -67,13 +67,13 @@ def calls(monkeypatch):
 
 
 def check_types(calls, dtypes):
-    """No kernel has two operands of float8_e5m2."""
+    """Checks that a product of two float8_e5m2 operands becomes two calls of other types."""
     expected = 2 * [(E4M3, E5M2)] if dtypes == (E5M2, E5M2) else [dtypes]
     assert calls == [tuple(map(np.dtype, each)) for each in expected]
 
 
 def draw(rng, shape, dtype):
-    """Values over many powers of two."""
+    """Returns values over many powers of two."""
     return (rng.standard_normal(shape) * np.exp2(rng.integers(-9, 6, shape))).astype(dtype)
 
 

@@ -18,7 +18,7 @@ GROUP_SIZES = np.array([5, 0, 3], np.int32)
 
 
 def shaped(spec, dtype=jnp.float32):
-    """`jax.ShapeDtypeStruct`s of shapes such as "m, 8; 3, 8, n", of one scope of symbols."""
+    """Returns `jax.ShapeDtypeStruct`s for shapes such as "m, 8; 3, 8, n", which share symbols."""
     scope = export.SymbolicScope()
     return [
         jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
@@ -93,7 +93,7 @@ class TestReference:
         )
         for a, b in zip((*rows[:2], *plain), (*expected_rows[:2], *expected), strict=True):
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
-        # The number of blocks may be larger than needed; the rest is as for blocks without rows.
+        # There may be more blocks than needed. Surplus blocks are like blocks without rows.
         num_blocks = len(expected_rows.values_t)
         values = np.asarray(rows.values_t, np.float32)
         np.testing.assert_array_equal(
@@ -102,7 +102,7 @@ class TestReference:
         assert (values[num_blocks:] == 0).all() and (rows.scales_t[num_blocks:] == 1).all()
 
     def test_moe_layer(self, rng):
-        """Any batch and any length."""
+        """One program serves any batch size and any length."""
 
         def layer(x, logits, wi_0, wi_1, wo):
             routing = moe.route(logits, 2)

@@ -38,7 +38,7 @@ def layer(x, logits, *matrices):
 
 
 def of_layer(function, mesh, *specs, tokens=M):
-    """The transfers of a function of a layer's operands, according to `explain`."""
+    """Returns the transfers of a function of a layer's operands, according to `explain`."""
     with entered(mesh):
         shapes = [(tokens, K), (tokens, G), *LAYER[2:]]
         return jgg.explain(function, *split(mesh, shapes, specs)).transfers
@@ -94,7 +94,7 @@ class TestLayer:
         assert [(t.kind, t.bytes, t.devices) for t in found] == [("sums", MATRIX, 8)] * 3
 
     def test_within_what_was_traced_before(self):
-        """And within a loop and a checkpoint, differentiated."""
+        """`explain` finds transfers in loops and checkpoints, and in functions traced before."""
 
         @jax.jit
         def body(x, logits, *matrices):
@@ -142,11 +142,11 @@ def test_arrays_on_devices(rng):
     rhs, sizes = np.ones((2, 16, 8), np.float32), np.array([30, 34])
     (plan,) = jgg.explain(jgg.ragged_dot, lhs, rhs, sizes).plans
     assert "float32[8, 16]" in str(plan)
-    assert jgg.ragged_dot(lhs, rhs, sizes)[0, 0] == 16  # what ran nothing is not kept
+    assert jgg.ragged_dot(lhs, rhs, sizes)[0, 0] == 16  # `explain` left no placeholder in a cache
 
 
 def test_implementations_that_this_machine_has_not():
-    """Nothing is lowered that would run."""
+    """`explain` lowers placeholders, so this machine need not support the implementation."""
     operands = split(mesh_of(EIGHT, AUTO), PRODUCT, [P("d"), P()])
     found = jgg.explain(lambda *a: jgg.ragged_dot(*a, implementation="cuda"), *operands, SIZES)
     assert f"bfloat16[{M // 8}, " in str(found)

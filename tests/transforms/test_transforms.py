@@ -27,7 +27,7 @@ def operands(op, rng):
 
 
 def close(actual, want):
-    """Equality up to a different order of float32 additions."""
+    """Compares up to a different order of float32 additions."""
     np.testing.assert_allclose(actual, want, rtol=1e-5, atol=1e-5)
 
 
@@ -91,7 +91,7 @@ class TestJit:
 
 
 def ragged_eqns(jaxpr) -> list:
-    """The ragged matmuls of a jaxpr and of those nested in it."""
+    """Returns the equations of ragged matmuls in a jaxpr and in the jaxprs nested in it."""
     found = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name.startswith("ragged_"):
@@ -186,7 +186,7 @@ def sharded_by_group(lhs, rhs, sizes):
 
 
 def sizes_of_shard(rows, sizes):
-    """The part of each group that lies in this shard's rows of the whole lhs."""
+    """Returns how many rows of each group are in this shard of lhs."""
     low = jax.lax.axis_index("x") * rows
     ends = jnp.cumsum(sizes)
     return jnp.clip(ends, low, low + rows) - jnp.clip(ends - sizes, low, low + rows)
@@ -217,7 +217,7 @@ SHARDINGS = {
 
 
 class TestShardMap:
-    """Each way of sharding over four devices, with check_vma, gives what one device gives."""
+    """Each way of sharding over four devices, with check_vma, gives the results of one device."""
 
     @pytest.fixture
     def shard_map(self):

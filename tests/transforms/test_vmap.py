@@ -18,7 +18,7 @@ from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 M, K, N, G, B, C = 23, 4, 5, 3, 2, 3
 LHS, RHS, SIZES = 0, 1, 2
 
-# Which of (lhs, rhs, group_sizes) are mapped: all but none of them.
+# Which of (lhs, rhs, group_sizes) are mapped: every combination with at least one of them.
 PATTERNS = [p for p in product((False, True), repeat=3) if any(p)]
 ALL_PATTERNS = pytest.mark.parametrize(
     "mapped", PATTERNS, ids=lambda p: "-".join(np.array(["lhs", "rhs", "sizes"])[list(p)])
@@ -31,7 +31,7 @@ ALL_MAJORS = pytest.mark.parametrize(
 
 
 def operands(op, rng, *batches):
-    """Random lhs, rhs and group sizes, each with its own leading batch dimensions.
+    """Returns random lhs, rhs and group sizes, each with its own leading batch dimensions.
 
     Most lists of sizes leave a tail; some ask for more rows than there are.
     """
@@ -44,7 +44,7 @@ def operands(op, rng, *batches):
 
 
 def one_batch(mapped):
-    """The batch dimensions of operands of which some are mapped over one axis."""
+    """Returns batch dimensions of the operands, some of which are mapped over one axis."""
     return [(B,) if m else () for m in mapped]
 
 
@@ -145,7 +145,7 @@ class TestGradients:
         got = cotangents(lhs, rhs)
         exact = op.exact_cotangents(lhs, rhs, sizes, cotangent)
         for ours, want, m in zip(got, exact, mapped, strict=False):
-            # An operand that the whole batch shares collects the gradients of all its elements.
+            # If an operand is not mapped, its gradient sums the gradients of all batch elements.
             want = want.value if m else want.value.sum(0)
             np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-5)
 
@@ -173,7 +173,7 @@ class TestGradients:
         exact = op.exact_cotangents(lhs, rhs, sizes, cotangent)[RHS]
         want, magnitude = exact.value.sum(0), exact.magnitude.sum(0)
         assert got.dtype == jnp.bfloat16
-        # Every element may have one rounding to bfloat16 and those of a float32 sum.
+        # Each element may be rounded to bfloat16 once, besides the roundings of a float32 sum.
         error = np.abs(np.asarray(got, np.float64) - want)
         assert (error <= 2**-8 * np.abs(want) + 2**-16 * magnitude).all()
 
