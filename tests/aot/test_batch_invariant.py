@@ -1,4 +1,4 @@
-"""Programs for a GPU call the same kernels for any number of rows where that is asked for."""
+"""Batch-invariant programs for a GPU call the same kernels for any number of rows."""
 
 import re
 from functools import partial
@@ -26,7 +26,7 @@ def array(*shape, dtype=jnp.bfloat16):
 
 
 def calls(function, *operands):
-    """Target and attributes of every call of a kernel in the program for a GPU."""
+    """Returns the target and attributes of every kernel call in the program for a GPU."""
     lowered = export.export(
         jax.jit(function), platforms=["cuda"], disabled_checks=jgg.EXPORT_DISABLED_CHECKS
     )(*operands)
@@ -71,7 +71,7 @@ def test_layers_have_the_same_attributes_but_for_kernels_of_one_order():
 
 
 def test_what_no_kernel_runs_is_refused():
-    """XLA would compute these products on a GPU."""
+    """On a GPU, XLA would compute products of int32, and it promises no order of sums."""
     operands = array(8, 16, dtype=jnp.int32), array(2, 16, 8, dtype=jnp.int32)
     sizes = array(2, dtype=jnp.int32)
     for options in ({}, dict(implementation="cuda")):

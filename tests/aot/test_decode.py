@@ -49,7 +49,7 @@ def operands(tokens, embed, hidden, experts, top_k, *, biased=False):
 
 
 def kernels_of(program: aot.Program) -> list[str]:
-    """The instructions that run something on the GPU."""
+    """Returns the instructions that run something on the GPU."""
     free = aot.FREE - {"custom-call"}
     return [i.text for i in program.entry if i.opcode not in free]
 
@@ -65,7 +65,7 @@ def test_a_layer_is_at_most_six_kernels(shape, tokens, h200):
 
 @pytest.mark.parametrize("tokens, top_k, few", [(128, 1, True), (129, 1, False), (43, 3, False)])
 def test_few_pairs_are_one_custom_call(tokens, top_k, few, h200):
-    """XLA launches nothing else: no kernel sorts, and none gathers weights of rows."""
+    """For few pairs, XLA launches no kernel to sort pairs or to gather the weights of rows."""
     program = h200.compile(layer, *operands(tokens, 2048, 768, 128, top_k))
     assert program.kernels == (DECODED if few else SORTED)
     assert (len(kernels_of(program)) == 1) == few
@@ -103,7 +103,7 @@ def test_batch_invariant_layers_are_one_custom_call(h200):
 
 
 def test_columns_of_a_device_that_no_kernel_takes(extension):
-    """The program is traced with all columns of the hidden layer, and a device has 12 of them."""
+    """A device has 12 of 48 hidden columns, which are no multiple of 16 bytes."""
     columns, whole = P(None, None, "x"), P()
     program = aot.Target(aot.H200, devices=4).compile(
         partial(layer, token_axes=()),
@@ -133,9 +133,9 @@ def test_sorted_rows_are_two_kernels(h200):
 
 
 def test_a_backward_pass_of_few_rows(h200):
-    """It takes what the forward kernel keeps, which is what other kernels keep.
+    """A layer of few tokens sorts rows before its kernels if it has a backward pass.
 
-    So rows are sorted before, as those of more tokens.
+    The backward kernels read the sorted rows, as for more tokens.
     """
 
     def both(x, *rest):

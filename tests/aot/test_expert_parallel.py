@@ -12,14 +12,14 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import aot
 
-# So many tokens of a device that XLA combines no collectives.
+# A device has so many tokens that XLA does not combine collectives.
 T, D, F, E, K = 8192, 4096, 768, 64, 4
 BF16, F32 = jnp.bfloat16, jnp.float32
 COLLECTIVES = (
     "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "all-reduce",
     "collective-permute",
 )  # fmt: skip
-# Gate and up are computed from tokens in place.
+# The kernel of gate and up reads tokens in place, so no kernel copies them.
 FORWARD = dict(sort_by_expert=1, gated_ragged_dot=1, ragged_noncontracting=1, combine_rows=1)
 
 
@@ -29,7 +29,7 @@ def target(request, extension) -> aot.Target:
 
 
 def collectives(program) -> Counter:
-    """How many of each kind there are, started or done at once."""
+    """Returns how many collectives of each kind there are, asynchronous or not."""
     found = Counter()
     for instruction in program.entry:
         kind = re.sub(r"-start$", "", instruction.opcode)
@@ -39,7 +39,7 @@ def collectives(program) -> Counter:
 
 
 def kernels_beside(program, kind) -> list[set[str]]:
-    """Our kernels between start and done of every collective of that kind."""
+    """Returns which of our kernels run between start and done of each collective of `kind`."""
     pending, beside = {}, []
     for instruction in program.entry:
         if instruction.opcode == f"{kind}-start":
@@ -81,14 +81,14 @@ def compile_layer(target, *, step, tokens=T, **options):
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
-    """All choices take one collective, and each chunk of tokens takes two, or one for each other
-    device in each direction."""
+    """One collective exchanges all choices. Each chunk of tokens takes two more, there and back.
+    With ppermute, each of these is one collective for each other device."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
     kernels = dict.fromkeys(FORWARD, chunks)
     if chunks == 1 and target.mesh.size == 2:
-        kernels["dispatch_rows"] = 1  # own tokens, while those of the other device travel
+        kernels["dispatch_rows"] = 1  # copies own tokens while those of the other device travel
     if combine == "ppermute":
         devices = target.mesh.size
         expected = {"collective-permute": (1 + 2 * chunks) * (devices - 1)}
@@ -103,8 +103,9 @@ def test_gathered_forward(chunks, combine, target):
 
 @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_step(combine, target):
-    """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
-    weights are scattered, and none of them beside a product, whose blocks it would displace."""
+    """Choices, tokens and cotangents are gathered. Results, and gradients of tokens and of router
+    weights, are scattered. No collective runs during a product, which would lose multiprocessors.
+    """
     options = dict(strategy="all_gather", chunks=1, combine=combine, overlap=False)
     program = compile_layer(target, step=True, **options)
     expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
@@ -118,7 +119,7 @@ def test_gathered_step(combine, target):
         "paired_ragged_dot",
         "ragged_noncontracting",
     }
-    for call in of_rows:  # as many rows as may come, of which most are nobody's
+    for call in of_rows:  # buffers have room for all rows that may come, and most rows are unowned
         assert "zeroes_unowned = false" in call.text
     for kind in COLLECTIVES:
         for kernels in kernels_beside(program, kind):
@@ -126,7 +127,7 @@ def test_gathered_step(combine, target):
 
 
 def test_gradients_of_tokens_travel_beside_products(target):
-    """They travel during products of weight gradients, and during no others."""
+    """Gradients of tokens travel during products of weight gradients, not during other products."""
     program = compile_layer(target, step=True, strategy="all_gather", overlap=True)
     assert collectives(program) == {"collective-permute": 6 * (target.mesh.size - 1)}
     *before, last = kernels_beside(program, "collective-permute")
@@ -136,7 +137,7 @@ def test_gradients_of_tokens_travel_beside_products(target):
 
 
 def test_products_beside_travelling_gradients_are_limited(target):
-    """Only the products of the first matrices' gradients are limited."""
+    """`max_sms` limits only the product that computes the gradients of gate and up."""
     options = dict(strategy="all_gather", overlap=True)
     program = compile_layer(target, step=True, max_sms=116, **options)
     limited = [call for call in program.calls if "max_sms = 116 : i32" in call.text]
@@ -146,7 +147,7 @@ def test_products_beside_travelling_gradients_are_limited(target):
 
 
 def test_copy_engines_are_asked_for(target):
-    """XLA takes the options for GPUs that are only described, and marks ppermutes."""
+    """XLA takes the options also for GPUs that are only described, and then marks ppermutes."""
     options = moe.expert_parallel_compiler_options(target.mesh)
     x = jax.ShapeDtypeStruct((64 * target.mesh.size, 128), BF16)
     pairs = [(i, i ^ 1) for i in range(target.mesh.size)]
@@ -164,7 +165,7 @@ def test_copy_engines_are_asked_for(target):
 
 @pytest.mark.parametrize("step", [False, True])
 def test_exchange(step, target):
-    """All choices take one gather; derivatives need no other for offsets."""
+    """One gather has the choices of all tokens. Derivatives need no second one for offsets."""
     program = compile_layer(target, step=step, strategy="ragged_all_to_all", chunks=1)
     expected = {"all-gather": 1, "ragged-all-to-all": 2}
     if step:
@@ -174,12 +175,12 @@ def test_exchange(step, target):
     rows = rf"bf16\[\d+,{D}\]"
     written = [i.text for i in program.entry if re.match(rows, i.type)]
     assert not [text for text in written if " broadcast(" in text or " copy(" in text]
-    # The array that ties the route to the rows for `vmap` is gone.
+    # XLA has removed the zeros that `vmap` needs in the route (`exchange.py`).
     assert "bf16[1,1]" not in program.hlo
 
 
 def test_sends_as_many_updates_as_it_takes(target):
-    """At least 32 to each peer, whose offsets and sizes are four arrays."""
+    """A device sends at least 32 updates to each peer: the parts that XLA copies separately."""
     program = compile_layer(target, step=False, strategy="ragged_all_to_all", chunks=1)
     starts = [i for i in program.entry if i.opcode.startswith("ragged-all-to-all")]
     sizes = re.findall(r"s64\[(\d+)\]", starts[0].type)
@@ -193,7 +194,7 @@ def test_statistics_that_nobody_looks_at_cost_nothing(target):
 
 @pytest.fixture(scope="module")
 def fp8_step(extension) -> aot.Program:
-    """A step of a layer whose weights came quantised, on the two devices of an FSDP axis."""
+    """Returns a step of a layer with weights quantised before, on two devices of an FSDP axis."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     target = aot.Target(aot.H200, devices=2)
     target.mesh = jax.sharding.Mesh(target.mesh.devices.reshape(2, 1), ("fsdp", "expert"))
@@ -224,7 +225,7 @@ def test_quantised_weights_are_gathered_in_8_bits(fp8_step):
 
 
 def test_rows_are_not_copied_in_fp8(fp8_step):
-    """Tokens, and gradients of what is summed up to tokens, are quantised before they are rows."""
+    """Tokens, and the gradients of results, are quantised before they are copied to rows."""
     copies = [call.text for call in fp8_step.calls if call.kernel == "dispatch_rows"]
-    assert copies and not any("bf16" in text for text in copies)  # but scales are
+    assert copies and not any("bf16" in text for text in copies)  # scales are float32
     assert fp8_step.kernels["combine_rows"] == 2

@@ -1,4 +1,4 @@
-"""Memory of a layer over several H200: with every row that may come, little more than one GPU's."""
+"""A layer over several H200 has room for all rows, with little more memory than on one GPU."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ LAYERS = {
 
 
 def peak_bytes(target, layer, tokens, embed, hidden, experts, top_k, specs=None):
-    """Bytes for a step of `layer(x, routing, *matrices)`: operands, results and temporaries."""
+    """Returns the peak bytes of a step of `layer(x, routing, *matrices)`, including operands."""
     shapes = [
         ((tokens, embed), BF16),
         ((tokens, top_k), jnp.int32),

@@ -1,4 +1,4 @@
-"""Exported programs of this version run; programs of another version are refused by name."""
+"""Exported programs of this version run. Other versions raise an error that names the target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import export
 
 import jax_grouped_gemm as jgg
 
-OTHER_VERSION = b"9"  # of any target
+OTHER_VERSION = b"9"  # no target has this version
 VERSION = re.compile(rb"(jax_grouped_gemm\.[a-z0-9_]+\.v)\d")
 M, K, N, G = 200, 136, 264, 5
 
@@ -42,9 +42,9 @@ PROGRAMS = {
 
 @pytest.fixture(params=PROGRAMS)
 def versions(request, extension):
-    """A program for the GPU, and the same with targets of a version that does not exist."""
+    """Returns a program, the program with targets of an unknown version, and these targets."""
     function, *operands = PROGRAMS[request.param]
-    # Small products would be XLA's own.
+    # Plans would leave such small products to XLA.
     function = jax.jit(functools.partial(function, implementation="cuda"))
     exported = export.export(
         function, platforms=["cuda"], disabled_checks=jgg.EXPORT_DISABLED_CHECKS

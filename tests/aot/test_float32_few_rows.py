@@ -1,4 +1,4 @@
-"""The float32 products that count as few rows, and XLA's program for them on an H200."""
+"""The float32 products that take the kernel for few rows, and their program on an H200."""
 
 from functools import partial
 

@@ -113,7 +113,7 @@ class TestScaledProducts:
         assert program.kernels == {"scaled_ragged_noncontracting": 2}
 
     def test_of_layers_in_e5m2_alone(self, h200):
-        """No kernel that reads tokens in place, or computes two gradients, has such operands."""
+        """No kernel for two operands in E5M2 reads tokens in place or computes two gradients."""
         recipe = jgg.Recipe(forward_dtype=E5M2, gradient_dtype=E5M2)
 
         def loss(x, wi_0, wi_1, wo, logits):
@@ -271,8 +271,8 @@ class TestTraining:
         assert (kernels["quantize_ragged"], kernels["quantize_blocks"]) == (2, 1)
 
     def test_mixture_of_experts(self, h200):
-        """Tokens and the result's gradient are quantised before they are copied, gate and up are
-        one product each way."""
+        """Tokens and the result's gradient are quantised before they are copied. Gate and up are
+        one product in each pass."""
 
         def loss(x, logits, *weights):
             routing = moe.route(logits, 2)

@@ -39,7 +39,7 @@ def quantized_avals(recipe=BF16_WGRAD):
 
 
 def compiled(h200, function, quantized=None, **options):
-    """`function` with weights that are quantised before, if `quantized` is given."""
+    """Compiles `function`, for weights that are quantised before if `quantized` is given."""
     if quantized is None:
         return h200.compile(partial(function, **options), X, LOGITS, *MATRICES)
     leaves, tree = jax.tree.flatten(quantized)
@@ -52,7 +52,7 @@ def compiled(h200, function, quantized=None, **options):
 
 
 def compiled_with_routing(h200, tokens, embed, hidden, experts, top_k, *, with_gradients=False):
-    """A layer whose tokens are routed and whose weights are quantised before."""
+    """Compiles a layer whose tokens are routed and whose weights are quantised before."""
     up, down = array((experts, embed, hidden), BF16), array((experts, hidden, embed), BF16)
     leaves, tree = jax.tree.flatten(jax.eval_shape(jgg.quantize_mlp, up, up, down))
 
@@ -87,14 +87,14 @@ class TestForward:
 
     @pytest.mark.parametrize("tokens", [1, 16, 128])
     def test_few_tokens(self, tokens, h200):
-        """A kernel for each step, and one of XLA's for the tokens and weights of rows."""
+        """Each step is one kernel, and one kernel of XLA's finds the tokens and weights of rows."""
         program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
         once = "sort_by_expert", "quantize_tokens", "quantize_hidden", "combine_rows"
         assert program.kernels == dict.fromkeys(once, 1) | dict(scaled_ragged_noncontracting=2)
         assert len([i for i in program.entry if i.opcode not in FREE]) == 1
 
     def test_no_rows_are_no_kernel_of_theirs(self, h200):
-        """Whose buffers would be empty."""
+        """Without rows, no kernel quantises them, because its buffers would be empty."""
 
         def run(x, wi_0, wi_1, wo, sizes, rows):
             return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, rows=rows, recipe=jgg.Recipe())
@@ -107,7 +107,7 @@ class TestForward:
 
 class TestFloat16:
     def test_elementwise_steps_are_xlas(self, h200):
-        """XLA also runs them where kernels are asked for; products and quantisers stay kernels."""
+        """XLA runs them even with "cuda", and products and quantisers are kernels."""
         halves = [array(a.shape, jnp.float16) for a in (X, *MATRICES)]
         run = partial(gradients, recipe=jgg.Recipe(), implementation="cuda")
         program = h200.compile(run, halves[0], LOGITS, *halves[1:])
@@ -126,21 +126,21 @@ class TestGradients:
         ) == {"scaled_ragged_noncontracting": 4, "ragged_contracting": 3, "combine_rows": 2}
 
     def test_no_rows_of_16_bits_are_quantised(self, h200):
-        """An FP8 gradient of weights reads nothing that was written in 16 bits to be quantised."""
+        """For FP8 weight gradients, no rows are written in 16 bits only to be quantised later."""
         recipe = jgg.Recipe.blockwise()
         program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
         names = "quantize_ragged", "quantize_gathered", "quantize_joined_gradients"
         assert kernels(program, *names) == dict(zip(names, (0, 2, 1), strict=True))
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f32", "f8e4m3fn", "f8e4m3fn"]
-        # Tokens and their cotangents have their bits before they are copied.
+        # The kernel has room for quantised tokens: it quantises tokens before it copies them.
         calls = [i.text for i in program.calls if i.kernel == "quantize_gathered"]
         tokens, embed = X.shape
         assert [f"u8[{tokens},{embed}]" in text for text in calls] == [True, True]
 
     def test_xla_adds_no_more_than_scales_and_sums(self, h200):
-        """Tokens and weights of rows; what a column's blocks have in common, and its scale, of two
-        operands; the sum of a row's weight, and that of its pair."""
+        """XLA runs seven kernels: one for tokens and weights of rows, two for maxima and scales of
+        the columns of each of two operands, and two for gradients of rows' weights."""
         program = compiled_with_routing(h200, 16 * T, D, F, E, K, with_gradients=True)
         assert len([i for i in program.entry if i.opcode not in FREE]) == 7
 
@@ -192,7 +192,7 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
     ],
 )
 def test_products_in_16_bits_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
-    """The products are gate and up together forward, and the gradient of hidden backward."""
+    """These products are gate and up in the forward pass, and the gradient of hidden backward."""
     recipe = dataclasses.replace(recipe, gradient_dtype=E5M2)
 
     def loss(x, wi_0, wi_1, wo, logits):
@@ -225,8 +225,8 @@ def test_kernels_apply_only_the_activations_that_they_have(activation, h200):
 @pytest.mark.parametrize("hidden", [F, 136, 204])
 @pytest.mark.parametrize("biases", [False, True])
 def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden, biases, h200):
-    """Not with biases, whose gradients are sums of numbers that are not quantised, nor for columns
-    that are no multiple of eight. Into one array where hidden is the wider one."""
+    """Gradients of biases sum numbers that are not quantised, so biases have separate kernels, like
+    columns that are no multiple of 8. If hidden is wider than x, the kernel writes one array."""
     recipe = jgg.Recipe.blockwise()
 
     def loss(x, wi_0, wi_1, wo, b0, sizes):
@@ -257,8 +257,8 @@ def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden,
     ],
 )
 def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebibytes, h200):
-    """Weights quantised before, forward and backward: of what is wider, the gradients of
-    projections or their product, one array is there while those of weights are computed."""
+    """Weights are quantised before. While weight gradients are computed, memory holds only the
+    narrower of two arrays: the gradients of gate and up, or the gradient of x."""
     recipe = jgg.Recipe()
     x, logits = array((tokens, embed), BF16), array((tokens, experts), F32)
     up, down = array((experts, embed, hidden), BF16), array((experts, hidden, embed), BF16)

@@ -18,7 +18,7 @@ FORMS = pytest.mark.parametrize(
 
 
 def arrays(shapes, transpose_lhs=False, transpose_rhs=False, dtype=BF16):
-    """lhs and rhs of products of (m, k, n) or (g, m, k, n)."""
+    """Returns the lhs and rhs of products whose shapes are (m, k, n) or (g, m, k, n)."""
 
     def stored(g, rows, columns, transpose):
         return jax.ShapeDtypeStruct(
@@ -39,7 +39,7 @@ def compiled(h200, function, *lists):
 @FORMS
 @pytest.mark.parametrize("scheduler", ["device", "host_precomputed"])
 def test_one_kernel_on_the_arrays_as_they_are(transpose_lhs, transpose_rhs, scheduler, h200):
-    """No transpose, no copy, not even a scale is written; a precomputed schedule is a constant."""
+    """Nothing is transposed or copied, and no scale is written. A given schedule is a constant."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     call = partial(jgg.grouped_gemm, scheduler=scheduler, alpha=0.5, **options)
     program = compiled(h200, call, *arrays(SHAPES, **options))
@@ -75,13 +75,13 @@ def test_gradients_transpose_nothing(h200):
     # The products themselves are not needed.
     assert program.kernels == {"grouped_gemm": 2}
     assert "transpose" not in program.opcodes
-    # All that is computed for the kernels are the cotangents, rounded to bfloat16.
+    # XLA computes only the cotangents for the kernels: it rounds them to bfloat16.
     assert all(" = bf16[" in text for text in program.computed_operands())
     assert len(program.computed_operands()) == len(shapes)
 
 
 def test_c_is_updated_in_place_if_it_may_be(h200):
-    """Nothing is copied where the program itself makes c and has no other use for it."""
+    """c is not copied, because the program itself computes c and has no other use for it."""
     lhs, rhs = arrays([(64, 32, 128)])
 
     def accumulate(lhs, rhs, c):
@@ -103,14 +103,14 @@ def test_traced_scales_cost_no_copy_of_the_operands(h200):
         jax.ShapeDtypeStruct((), jnp.float32),
     )
     assert program.kernels == {"grouped_gemm": 1}
-    # One number for each matrix.
+    # Only the scales are computed: one number for each matrix.
     assert all(" = f32[7]" in text for text in program.computed_operands())
 
 
 def test_rows_off_16_bytes_are_padded(h200):
     program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 10, 64), (64, 64, 64)]))
     assert program.kernels == {"grouped_gemm": 1}
-    # Only the first problem's operands are padded: both have a k of 10, one in its rows.
+    # Only the first problem's operands are padded: k is 10 in both, and lhs has rows of k elements.
     assert len(program.computed_operands()) == 2
 
 
@@ -125,7 +125,7 @@ ODD_SHAPES = [(37, 51, 29), (1, 1, 1), (3, 130, 7, 5)]
 @FORMS
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.complex128])
 def test_fp64_kernel_on_the_arrays_as_they_are(dtype, transpose_lhs, transpose_rhs, h200):
-    """Nothing is padded, whatever the sizes, and scales are constants."""
+    """The kernel takes operands of any size without padding, and scales are constants."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     with jax.enable_x64(True):
         call = partial(jgg.grouped_gemm, alpha=0.5, precision="highest", **options)
@@ -155,7 +155,7 @@ def test_fp64_c_is_updated_in_place_if_it_may_be(h200):
 
 
 def test_fp64_launches(h200):
-    """Long lists are cut, long stacks are cut by the kernel's launch itself."""
+    """A list of over 128 problems takes several calls. The call of a long stack launches twice."""
     with jax.enable_x64(True):
         program = compiled(h200, jgg.grouped_gemm, *arrays([(9, 9, 9)] * 129, dtype=np.float64))
         assert program.kernels == {"grouped_gemm_fp64": 2}
@@ -181,7 +181,7 @@ def test_fp64_gradients_transpose_nothing(h200):
 def test_float32_kernel_on_the_arrays_as_they_are(
     precision, terms, transpose_lhs, transpose_rhs, h200
 ):
-    """The kernel's own passes make the parts, in memory that XLA plans."""
+    """The custom call splits operands into parts itself, in a workspace that XLA allocates."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     call = partial(jgg.grouped_gemm, precision=precision, alpha=0.5, **options)
     lists = arrays(SHAPES, **options, dtype=jnp.float32)

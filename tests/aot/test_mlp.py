@@ -51,7 +51,7 @@ def layer(x, wi_0, wi_1, wo, logits):
 
 
 def both(function):
-    """Value and gradients, of a cotangent that depends on the value."""
+    """Returns a function of value and gradients, with a cotangent that depends on the value."""
 
     def run(*operands):
         y, vjp = jax.vjp(lambda *floats: function(*floats, *operands[5:]), *operands[:5])
@@ -68,7 +68,7 @@ def test_rows_in_rows_out_is_two_kernels(h200):
 
 
 def test_backward_is_four_more(h200):
-    """Besides the kernels, only the cotangent is as large as the rows."""
+    """XLA computes only one array as large as the rows: the cotangent."""
     program = h200.compile(both(sorted_rows), *SORTED)
     assert program.kernels == FORWARD | BACKWARD
     fusions = [i for i in program.entry if i.opcode not in aot.FREE | {"optimization-barrier"}]
@@ -77,7 +77,7 @@ def test_backward_is_four_more(h200):
 
 
 def test_layers_in_float16_are_composed_of_ragged_products(h200):
-    """Only the products are kernels, even where kernels are asked for."""
+    """Only the products are our kernels, even with `implementation="cuda"`."""
 
     def run(*operands):
         x, wi_0, wi_1, wo, weights, sizes = operands
@@ -101,7 +101,7 @@ del BACKWARD_OF_TOKENS["ragged_contracting"]
 
 
 def test_rows_are_gathered_again(h200):
-    """Between the passes no [m, D] array is alive."""
+    """No [m, D] array is kept for the backward pass, which reads rows from tokens again."""
     program = h200.compile(both(layer), *TOKENS)
     assert program.kernels.items() >= (FORWARD | BACKWARD_OF_TOKENS).items()
     kept = 4 * M * F  # gate and up
@@ -124,7 +124,7 @@ def test_rows_are_read_in_place(h200):
 
 
 def test_what_is_kept(h200):
-    """The results of the forward pass alone: 2 m D + 4 m F bytes beside y and the operands."""
+    """The forward pass returns y, of 2 m D bytes, and keeps gate and up, of 4 m F bytes."""
 
     def forward(*floats):
         function = partial(sorted_rows, sizes=floats[-1])
@@ -229,7 +229,7 @@ def test_experts_without_an_up_projection(h200):
     ],
 )
 def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebibytes, h200):
-    """Gate and up and one more like them or [m, D] array at a time, forward and backward."""
+    """Memory holds gate and up, and only one more array like them or [m, D] array at a time."""
 
     def run(x, wi_0, wi_1, wo, logits, dy):
         def of(x, wi_0, wi_1, wo, logits):

@@ -27,7 +27,7 @@ def experts(dtype=jnp.float32):
 
 
 def compiled(h200, function, *arguments, donated=(0, 1)):
-    """The program and its memory."""
+    """Returns the text of the program, and its memory statistics."""
     sharding = jax.sharding.NamedSharding(h200.mesh, jax.sharding.PartitionSpec())
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
@@ -37,7 +37,7 @@ def compiled(h200, function, *arguments, donated=(0, 1)):
 
 
 def large_instructions(hlo: str, least: int) -> list[str]:
-    """Instructions that compute an array of `least` elements or more and are not our kernels."""
+    """Returns instructions, except our kernels, whose results have `least` elements or more."""
     found = []
     entry = hlo.split("\nENTRY ", 1)[1]
     for line in entry.splitlines():

@@ -1,4 +1,4 @@
-"""XLA's program for operands sharded over four H200: each keeps its part, and no rows travel."""
+"""XLA's program for operands sharded over four H200: GPUs keep their parts, no rows travel."""
 
 import math
 import re
@@ -28,7 +28,7 @@ def arrays(*shapes, dtype=BF16):
 
 
 def travelling(program) -> list[tuple[str, tuple[int, ...]]]:
-    """Kinds of collectives, and the shape of each array that one has or returns."""
+    """Returns the kind of each collective, with the shape of each of its arrays."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     lines = re.findall(rf"= (\(.*?\)|\S+) ({kinds})(?:-start)?\(", program.hlo)
     return [
@@ -78,7 +78,7 @@ def test_tokens_of_dropless_mlp(of_matrices, target):
     specs = [AXIS, AXIS, *[of_matrices] * 3]
     forward = target.compile(loss, *arguments, specs=specs)
     both = target.compile(jax.value_and_grad(loss, (0, 1, 2, 3, 4)), *arguments, specs=specs)
-    # XLA moves the split dimension to the front: compared are numbers of elements.
+    # XLA may move the split dimension to the front, so compare numbers of elements.
     matrices = {E * D * F, E * D * F // 4}
     for program in (forward, both):
         assert f"[{M * TOP // 4}," in program.hlo and f"[{M * TOP}," not in program.hlo
@@ -122,7 +122,7 @@ def test_muon_with_a_period(target):
 
 
 def test_gradients_are_summed_while_others_are_computed(target):
-    """XLA has one collective in flight otherwise, so that most sums come last."""
+    """Several sums run during products. By default XLA runs only one, so most sums come last."""
 
     def loss(weights, x, sizes):
         for w in weights:

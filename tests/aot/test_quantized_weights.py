@@ -28,7 +28,7 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
         return y, vjp(y)
 
     program = h200.compile(both, x, q, sizes)
-    # The gradient of x is the same kernel, of weights that are dequantised again.
+    # The gradient of x takes the same kernel, and weights are dequantised again for it.
     unpacks = {} if name == "fp8" else dict(unpack_matrices=2)
     assert program.kernels == dict(ragged_noncontracting=2, **unpacks)
     dequantised = 2 * G * K * N
@@ -45,7 +45,7 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
     ],
 )
 def test_kernels_of_a_layer_of_packed_weights(h200, name, tokens, experts, kernels):
-    """Products read packed weights, and those of up to 128 pairs of token and expert sort rows."""
+    """Products read packed weights. For up to 128 pairs, one call sorts and multiplies rows."""
     struct = jax.ShapeDtypeStruct
     x, logits = struct((tokens, K), jnp.bfloat16), struct((tokens, experts), jnp.float32)
 

@@ -73,7 +73,7 @@ def test_added_outside_if_rows_have_to_be_padded(h200):
 
 
 def test_gradients_of_microbatches(h200):
-    """The accumulator passes through the layer as the README has it; nothing else is as large."""
+    """The accumulator is an argument of the layer, see `docs/tutorials/accumulate.md`."""
 
     @jax.custom_vjp
     def project(x, w, sizes, dw):

@@ -30,7 +30,7 @@ ALL_MAJORS = pytest.mark.parametrize(
     [dict(transpose_lhs=a, transpose_rhs=b) for a in (False, True) for b in (False, True)],
     ids=lambda majors: "".join("t" if t else "n" for t in majors.values()),
 )
-# Kernels read these as they are, and the cotangents have the layouts that they write.
+# Kernels read operands of these majors as they are, and write cotangents of the same majors.
 RAGGED_MAJOR = pytest.mark.parametrize(
     "op, transpose_rhs",
     [(NONCONTRACTING, False), (NONCONTRACTING, True), (CONTRACTING, False)],
@@ -39,7 +39,7 @@ RAGGED_MAJOR = pytest.mark.parametrize(
 
 
 def shapes(op, dtype=jnp.bfloat16, *, m=M, k=K, n=N, g=G, transpose_lhs=False, transpose_rhs=False):
-    """lhs, rhs, group sizes and cotangent of `op`, with operands stored in the given majors."""
+    """Returns lhs, rhs, sizes and cotangent of `op`, with operands stored in the given majors."""
     lhs, rhs, out = op.shapes(m, k, n, g)
     if transpose_lhs:
         lhs = lhs[::-1]
@@ -55,7 +55,7 @@ def forward(op, **options):
 
 
 def cotangents(op, wrt=(0, 1), **options):
-    """The cotangents alone: the forward result is not used, so XLA drops its computation."""
+    """Returns a function of cotangents alone: XLA drops the forward result, which is not used."""
 
     def function(lhs, rhs, sizes, cotangent):
         _, vjp = jax.vjp(lambda lhs, rhs: forward(op, **options)(lhs, rhs, sizes), lhs, rhs)
@@ -65,7 +65,7 @@ def cotangents(op, wrt=(0, 1), **options):
 
 
 def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
-    """All temporary memory is workspaces of the planned size and tables of two pointers.
+    """Asserts that all temporary memory is planned workspaces, and tables of two pointers.
 
     XLA keeps such a table for the pair (out, workspace) that each call returns.
     """
@@ -76,7 +76,7 @@ def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
 
 
 def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
-    """The workspace that a forward product of `op` needs according to `explain`."""
+    """Returns the workspace that a forward product of `op` needs according to `explain`."""
     *arguments, _ = shapes(op, dtype, m=m)
     (planned,) = jgg.explain(forward(op, **options), *arguments).plans
     return planned.workspace_bytes
@@ -167,7 +167,7 @@ class TestForward:
         assert f'kind = "{kind}"' in call.text
 
     def test_a_tile_is_for_one_product(self, h200):
-        """The cotangents are other products, and theirs is the plan's choice."""
+        """The plans of the cotangents choose their own tiles, because these are other products."""
         tile = STREAM_K_TILE
         program = h200.compile(cotangents(NONCONTRACTING, tile=tile), *shapes(NONCONTRACTING))
         assert len(program.calls) == 2
@@ -238,7 +238,7 @@ class TestGradients:
 
     @RAGGED_MAJOR
     def test_of_second_order_copy_no_operand(self, op, transpose_rhs, h200):
-        """The cotangents of both cotangents, with respect to all three that they depend on."""
+        """Differentiates both cotangents with respect to lhs, rhs and the result's cotangent."""
         majors = dict(transpose_rhs=transpose_rhs)
 
         def second(lhs, rhs, sizes, cotangent, lhs_direction, rhs_direction):
@@ -265,7 +265,7 @@ class TestGradients:
 
 
 class TestUnalignedRows:
-    """TMA wants rows of a multiple of 16 bytes: others are padded with zeros before the kernel."""
+    """TMA needs rows of a multiple of 16 bytes, so XLA pads other rows before the kernel."""
 
     @BOTH_OPS
     @ALL_MAJORS

@@ -14,7 +14,7 @@ BOTH = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
 
 
 def assert_one_kernel(program, name="rank_k") -> None:
-    """No operand is copied, nor a number written out for each matrix: there is only our kernel."""
+    """Asserts that there is only our kernel: XLA copies no operand, and writes no scales."""
     assert program.kernels == {name: 1}
     assert not program.computed_operands()
 
@@ -44,7 +44,7 @@ def test_one_kernel_for_a_list(options, h200):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
-    """Half the bytes of the float32 sums for the pass that masks them."""
+    """The pass that masks a triangle then reads half the bytes of float32 sums."""
     call = partial(jgg.grouped_syrk, implementation="xla")
     program = h200.compile(call, array(8, 256, 64, dtype=dtype))
     products = [i for i in program.entry if "gemm" in i.name]
@@ -53,7 +53,7 @@ def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
 
 
 def test_c_is_updated_in_place_if_it_may_be(h200):
-    """Nothing is copied where the program itself makes c and has no other use for it."""
+    """c is not copied, because the program itself computes c and has no other use for it."""
     a = array(3, 64, 64)
 
     def accumulate(a, c):
@@ -72,7 +72,7 @@ def test_traced_scales_reach_the_kernel_as_they_are(shape, h200):
 
     scales = array(*shape, dtype=jnp.float32)
     assert_one_kernel(h200.compile(function, array(3, 64, 64), scales))
-    # Mapped or not, one number for all matrices stays one.
+    # One scale for all matrices stays one number, even if it is mapped over a batch.
     mapped = jax.vmap(function, in_axes=(0, 0 if shape else None))
     scales = array(*(2,) * len(shape), *shape, dtype=jnp.float32)
     assert_one_kernel(h200.compile(mapped, array(2, 3, 64, 64), scales))
@@ -82,7 +82,7 @@ def test_traced_scales_reach_the_kernel_as_they_are(shape, h200):
 @pytest.mark.parametrize("update", UPDATES, ids=repr)
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex128])
 def test_fp64_kernel_on_the_arrays_as_they_are(dtype, update, transpose, h200):
-    """Nothing is padded, whatever the sizes."""
+    """The kernel takes operands of any size without padding."""
     with jax.enable_x64(True):
         arrays = [array(3, 37, 51, dtype=dtype)] * 2
         call = partial(update, transpose=transpose, implementation="cuda")
@@ -118,7 +118,7 @@ def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h20
 @pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
 @BOTH
 def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
-    """The kernel's own passes make the parts, in memory that XLA plans."""
+    """The custom call splits operands into parts itself, in a workspace that XLA allocates."""
     options = dict(precision=precision, transpose=transpose, symmetrize_output=True)
     call = partial(update, implementation="cuda", **options)
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
@@ -151,7 +151,7 @@ def test_float32_derivatives(h200):
 
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 4
     program = h200.compile(lambda a, b, da, db: jax.jvp(loss, (a, b), (da, db)), *arrays)
-    # The update, and that of each tangent.
+    # One kernel computes the update, and one more each of its two tangents.
     assert program.kernels == {"rank_k_f32": 3}
 
 
@@ -164,13 +164,13 @@ def test_float32_derivatives(h200):
     ],
 )
 def test_muon_has_a_few_kernels_for_all_matrices(method, updates, products, h200):
-    """And passes before and after them alone."""
+    """Besides these kernels, XLA runs only passes before and after them."""
     shapes = [(128, 256), (256, 128), (4, 64, 128)]
     program = h200.compile(
         lambda *x: orthogonalize(list(x), method=method),
         *(array(*shape, dtype=jnp.float16) for shape in shapes),
     )
-    # Wide and tall matrices take a launch each for their Gram matrices, one a segment or step.
+    # Wide and tall matrices have separate launches for Gram matrices: one more a step or segment.
     grams = products
     # One product adds up the traces, which are the squares of the norms.
     assert program.kernels == {"rank_k": updates + grams, "grouped_gemm": products + 1}
@@ -229,7 +229,7 @@ def test_a_step_of_muon_passes_over_memory_three_times(shape, dtype, h200):
     ids=repr,
 )
 def test_memory_of_a_step_of_muon(shapes, dtype, h200):
-    """At most two copies of the matrices and five Gram matrices of each, all of 16 bits."""
+    """A step needs two copies of the matrices and five Gram matrices of each, all of 16 bits."""
     optimizer = muon(0.02, mu_dtype=jnp.bfloat16)
     params = [array(*shape, dtype=dtype) for shape in shapes]
     gradients = [array(*shape) for shape in shapes]

@@ -100,7 +100,7 @@ class TestMoves:
             run, *operands, array((T, K), jnp.float32), array((T, D), jnp.float32)
         )
         assert set(program.kernels) <= {"dispatch_rows", "row_dots", "combine_rows"}
-        # A copy is of a result that is returned twice.
+        # XLA copies a result that is returned twice.
         assert program.opcodes <= FREE | {"copy"}
 
     @pytest.mark.parametrize("axes", [(0, 0, None), (None, 0, 0), (0, None, None)])
@@ -142,13 +142,13 @@ class TestLayer:
         assert program.kernels["sort_by_expert"] == 1
         assert program.kernels["combine_rows"] == 2
         assert program.kernels["dispatch_rows"] in copies
-        # XLA gathers no rows and copies no tokens: the largest of its results are as wide as F.
+        # XLA itself gathers no rows, and does not copy each token K times.
         assert f"bf16[{M},{D}]{{1,0}} gather" not in program.hlo
         assert f"bf16[{T},{K},{D}]" not in program.hlo
 
     def test_holds_one_copy_of_the_rows_at_a_time(self, h200):
-        """Forward only, with experts so narrow that rows of D are most of the memory."""
-        # With this activation kernels read copies of tokens.
+        """Experts are so narrow that rows of D take most of the memory of the forward pass."""
+        # With this activation, kernels do not read tokens in place.
         layer = functools.partial(self.layer, activation="relu")
         rows_bytes = M * D * np.dtype(jnp.bfloat16).itemsize
         program = h200.compile(layer, *self.operands(8))

@@ -1,4 +1,4 @@
-"""Programs exported for any number of rows, compiled in full for an H200 at some."""
+"""Programs exported for any number of rows, then compiled for an H200 with a certain number."""
 
 import jax
 import jax.numpy as jnp

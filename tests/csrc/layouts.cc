@@ -78,8 +78,8 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   return RaggedWorkspace(arguments).bytes();
 }
 
-// Returns the bytes of workspace for lists of float32 operands. Each of `stacks` is the number of
-// its matrices and the elements of one matrix.
+// Returns the bytes of workspace for lists of float32 operands. An entry of `stacks` has the number
+// of matrices of a stack and the number of elements of a matrix.
 int64_t float32_list_workspace_bytes(std::vector<std::pair<int, int64_t>> const& stacks,
                                      int terms) {
   std::vector<parts::MatrixStack> operands;

@@ -72,8 +72,8 @@ std::vector<ListedTile> with_alignment(int align, List list) {
 
 constexpr int kTileK = 64;  // of 16-bit operands
 
-// Lists the schedule of the kernels of one tile. Which warpgroup takes which tile makes no
-// difference.
+// Lists the schedule of all kernels with one tile. The schedule does not depend on how warpgroups
+// divide the tile.
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
                                       int tile_m, int tile_n, int cluster, int align, int clusters,
@@ -208,7 +208,7 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
   return to_array(tiles);
 }
 
-// `steps` are those of a tile.
+// `steps` is the number of steps of a tile that is not narrow.
 bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clusters, int tile_m,
                             int tile_n, int cluster) {
   bool gains = false;
@@ -224,7 +224,7 @@ bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clus
 
 using Schedule = nb::ndarray<int const, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-// Without a schedule the clusters find their units themselves.
+// If `schedule` is empty, the clusters find their units themselves.
 TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, int clusters,
                              int tile_m, int tile_n, int cluster) {
   std::vector<ListedProblem> listed;

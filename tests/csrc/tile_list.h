@@ -10,8 +10,8 @@
 
 namespace jgg {
 
-// The unit, the rank, the cluster that takes the unit, and then the members of WorkTile in their
-// order.
+// An entry has the unit, the rank, the cluster that takes the unit, and then the members of
+// WorkTile in their order.
 using ListedTile = std::array<int, 12>;
 
 inline ListedTile listed_tile(int unit, int rank, int cluster, WorkTile const& work) {

@@ -1,4 +1,4 @@
-"""Batch invariance on the GPU: a row has the same bits alone and among any number of others."""
+"""Batch invariance on the GPU: a row has the same bits alone and among any other rows."""
 
 import functools
 import os
@@ -229,7 +229,7 @@ def test_products_of_packed_weights(rng):
 
 
 def test_kernels_of_one_table_have_the_same_bits(rng):
-    """Batch invariance chooses between these kernels by the number of rows."""
+    """Batch-invariant plans choose between these two kernels by the number of rows."""
     lhs, rhs = arrays(rng, (512, 4096), (8, 4096, 1024))
     sizes = jnp.full(8, 64, jnp.int32)
 
@@ -262,7 +262,7 @@ def test_whole_layers_of_flax(rng):
 
 @pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
 def test_over_devices(recipe, rng):
-    """A token has the same bits as on one device, on any number of devices, alone or not."""
+    """On any number of devices, a token has the bits of one device, among few or many tokens."""
     of_tokens, matrices = operands(rng, "qwen3")
     given = [a[:1024] for a in of_tokens]
     expected = [np.asarray(a) for a in invariant(matrices, recipe=recipe)(*given)]

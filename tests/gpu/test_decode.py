@@ -1,6 +1,6 @@
 """Layers of few tokens, whose kernels sort the tokens.
 
-They have the same bits as kernels on sorted rows, which other tests compare with float64.
+Results have the bits of kernels on sorted rows, which other tests compare with float64.
 """
 
 import jax
@@ -82,7 +82,7 @@ def test_random_layers(format, rng):
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tokens", [1, 3, 16])
 def test_layers_of_models(format, tokens, rng):
-    """Many tiles and steps, every place of a tile, and repeated runs, whose kernels overlap."""
+    """Layers have many tiles and steps, and kernels of repeated runs overlap."""
     sizes = dict(experts=32, local=32, tokens=tokens, top_k=8, embed=2880, hidden=768)
     given = random_layer(rng, format, **sizes, has_up=True, biased=True)
     given = DecodeOperands(

@@ -69,7 +69,7 @@ def test_experts_without_an_up_projection(tile, rng):
         if activation in mlp.CLIPPED:
             shift = mlp.CLIPPED[activation][2]
             value = mlp.activated(activation, gate, np.zeros_like(gate))[0]
-            assert shift in (0.0, 1.0)  # it is added to up, which this layer does not have
+            assert shift in (0.0, 1.0)  # is added to up, which this layer lacks
         else:
             value = mlp.activated(activation, gate, gate)[0]
         error = np.linalg.norm(np.asarray(got, np.float64) - value)
@@ -79,7 +79,7 @@ def test_experts_without_an_up_projection(tile, rng):
 @pytest.mark.parametrize("tokens", [1, 7, 16, 100])
 @pytest.mark.parametrize("biased", [True, False], ids=["biases", "plain"])
 def test_layers_of_few_tokens(tokens, biased, rng):
-    """Against the composition in pure JAX, with routing that changes from run to run."""
+    """Compares layers with pure JAX, while the routing changes from run to run."""
     experts, top_k = 64, 4
     case = mlp.case(rng, tokens=tokens, embed=136, hidden=200, experts=experts, dtype=BF16)
     shapes = (experts, 200), (experts, 200), (experts, 136)
@@ -108,7 +108,7 @@ def test_same_inputs_give_the_same_bits(rng):
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("form", ["two", "both", "alone"])
 def test_layers_with_biases(activation, form, rng):
-    """Values and all gradients, of the kernels and of the composition in pure JAX."""
+    """Compares values and all gradients of the kernels with those of pure JAX."""
     if form == "alone" and activation in mlp.CLIPPED:
         pytest.skip("clipped activations need an up projection")
     case = mlp.case(rng, tokens=300, top_k=3, embed=136, hidden=192, experts=7, dtype=BF16)

@@ -1,4 +1,4 @@
-"""Float32 operands on the tensor cores, both products, against float64."""
+"""Both ragged products of float32 operands on the tensor cores, against float64."""
 
 from functools import partial
 
@@ -158,7 +158,7 @@ class TestAccuracy:
 
 
 class TestRange:
-    """Every exponent of float32, as long as a group's elements are within a factor 2^27."""
+    """Results are right for every exponent, if the elements of a group are within 2^27."""
 
     @BOTH_OPS
     @PRECISIONS
@@ -234,7 +234,7 @@ class TestNonFinite:
     @PRECISIONS
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_is_what_the_sum_of_products_is(self, op, precision, value, rng):
-        """A few elements of valid rows make exactly those results non-finite that they reach."""
+        """Non-finite elements make exactly those results non-finite that they contribute to."""
         lhs, rhs, _ = operands(op, rng)
         for x in (lhs, rhs):
             x.flat[rng.integers(0, x.size, 5)] = value
@@ -351,7 +351,7 @@ class TestSurroundings:
             assert again.tobytes() == first
 
     def test_recorded_in_a_cuda_graph(self, rng, tmp_path):
-        """Group sizes change from replay to replay."""
+        """XLA replays the graph with other group sizes every time."""
         lhs, rhs, cotangent = operands(NONCONTRACTING, rng)
         table = np.stack([sizes_of.any_kind(rng, M, G) for _ in range(20)])
 
@@ -375,7 +375,7 @@ class TestSurroundings:
 
     @BOTH_OPS
     def test_second_order(self, op, rng):
-        """Forward over reverse, as the reference does it."""
+        """Forward-over-reverse derivatives agree with those of the reference."""
         lhs, rhs, _ = (jnp.asarray(a) for a in operands(op, rng))
         directions = tuple(jnp.asarray(a) for a in operands(op, rng)[:2])
 

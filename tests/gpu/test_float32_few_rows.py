@@ -1,4 +1,4 @@
-"""Float32 products of groups of few rows, whose operands the kernel splits itself."""
+"""Float32 products of groups of few rows. The kernel itself splits the operands."""
 
 from functools import partial
 
@@ -167,7 +167,7 @@ class TestAccuracy:
     @PRECISIONS
     @pytest.mark.parametrize("exponents", [(-50, 125), (125, -50), (60, 60), (-20, -20)])
     def test_magnitudes_within_a_group(self, exponents, precision, rng):
-        """The magnitude of an element does not affect the accuracy of others."""
+        """The magnitude of an element does not affect the accuracy of other elements' products."""
         lhs, rhs, _ = operands(rng)
         for x, exponent in zip((lhs, rhs), exponents, strict=True):
             x[...] = np.copysign(2.0 ** (exponent + rng.uniform(-40, 0, x.shape)), x)
@@ -175,7 +175,7 @@ class TestAccuracy:
 
     @PRECISIONS
     def test_bits_below_those_of_bfloat16_fade(self, precision, rng):
-        """The documented limit: what is left out of an element is at most 2^-133."""
+        """The documented limit: the parts of an element leave out at most 2^-133 of it."""
         lhs, rhs, _ = operands(rng)
         lhs[...] = np.copysign(2.0 ** rng.uniform(-140, -100, lhs.shape), lhs)
         rhs[...] = np.copysign(2.0 ** rng.uniform(60, 100, rhs.shape), rhs)
@@ -191,7 +191,7 @@ class TestNonFinite:
     @MAJORS
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_is_what_the_sum_of_products_is(self, transpose_rhs, precision, value, rng):
-        """A few elements of valid rows make exactly those results non-finite that they reach."""
+        """Non-finite elements make exactly those results non-finite that they contribute to."""
         lhs, rhs, _ = operands(rng)
         for x in (lhs, rhs):
             x.flat[rng.integers(0, x.size, 5)] = value

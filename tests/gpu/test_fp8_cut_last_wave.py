@@ -44,8 +44,8 @@ def operands_of(rng, k, lhs_shape=None, rhs_shape=None, n=N):
     return lhs, lhs_scale, rhs, scales(rng, rhs_shape or (G, nb, kb))
 
 
-# Scales are read one step at a time, or four steps at a time. Pieces then begin in the middle of
-# four steps.
+# The kernel reads scales one step at a time, or four steps at a time. In the second case, pieces
+# begin in the middle of four steps.
 @pytest.mark.parametrize("k", [128 * 43 - 16, 128 * 44, 128 * 62 - 32])
 @pytest.mark.parametrize("shapes", [(None, None), ((M, 1), (G, N))], ids=["blocks", "rows"])
 @OUTPUTS
@@ -69,7 +69,8 @@ def test_scale_shapes(lhs_shape, rhs_shape, schedules, rng):
     check(*operands, sizes, tile=TILE)
 
 
-# All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
+# A unit of the last wave has 4, 3, 2, 3/2 or 4/3 clusters, or is not cut. These numbers of units
+# are the limits between the cases.
 @pytest.mark.parametrize("units", [1, 16, 17, 22, 33, 34, 44, 45, 49, 50, 66, 67, 83])
 def test_number_of_units(units, schedules, rng):
     m, k, n = 256, 128 * 65, 256 * units
@@ -92,7 +93,7 @@ def test_same_inputs_give_the_same_bits(shapes, schedules, rng):
 
 
 def test_chosen_by_the_plan_at_full_size(rng):
-    """Whole waves and one that is cut, against the kernel that cuts nothing."""
+    """Compares whole waves and a cut wave with the kernel that cuts nothing."""
     m, k, n, groups = 4096, 128 * plan_fp8.FP8_STREAM_K_LEAST_STEPS, 4096, 8
     sizes = sizes_of.multinomial(rng, m - 9, groups)
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))

@@ -80,7 +80,10 @@ def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypa
 @pytest.mark.parametrize("hidden, embed", [(256, 512), (136, 1536)])
 @pytest.mark.parametrize("dtype", [BF16, jnp.float16])
 def test_layers_are_those_of_copied_rows(hidden, embed, dtype, rng, monkeypatch):
-    """They agree bit for bit, forward and backward, when routing changes between runs."""
+    """Layers that read tokens in place, or copies, agree bit for bit, forward and backward.
+
+    The routing changes between runs.
+    """
     tokens, experts, top_k = 1000, 8, 4
     shapes = (experts, embed, hidden), (experts, embed, hidden), (experts, hidden, embed)
     x = jnp.asarray(rng.standard_normal((tokens, embed)), dtype)

@@ -61,8 +61,8 @@ class TestFastAccumulation:
             options = dict(preferred_element_type=out_dtype)
             fast = np.float64(noncontracting(*operands, fast_accumulation=True, **options))
             exact = np.float64(noncontracting(*operands, **options))
-            # The sum has fewer bits, which matters where terms cancel, and the result has a last
-            # bit.
+            # The fast sum has fewer bits, which matters where terms cancel, and the result is
+            # rounded.
             last_bit = float(jnp.finfo(out_dtype).eps)
             atol = 4e-3 * np.abs(exact).max()
             np.testing.assert_allclose(fast, exact, rtol=last_bit, atol=atol)
@@ -197,7 +197,7 @@ def test_batches(batched, k, rng):
 @WHOLE_TILES
 @OUTPUTS
 def test_every_configuration_gives_the_same_bits(out_dtype, tile, rng):
-    """All add the same products in the same order, also when tiles fill the device."""
+    """All kernels add the same products in the same order, also when tiles fill the device."""
     m, k, n, groups = 9000, 1936, 1416, 24
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
     operands = lhs, scales(rng, (m, 16)), rhs, scales(rng, (groups, 12, 16))

@@ -53,7 +53,7 @@ def test_largest_of_columns(rows, columns, source, rng):
 @pytest.mark.parametrize("columns", [128, 100, 203, 1536])
 @pytest.mark.parametrize("tokens", [300, 600], ids=["quantised before", "as they are copied"])
 def test_gathered_rows_are_what_the_reference_computes(tokens, columns, source, rng):
-    """They agree bit for bit with the CPU. A GPU's division is not rounded as IEEE asks."""
+    """The reference runs on the CPU, because a GPU's division is not rounded as IEEE asks."""
     rows = 1000
     x = np.asarray(rng.standard_normal((tokens, columns)), source)
     x[7, :3], x[8, 1] = np.nan, np.inf
@@ -105,9 +105,9 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
 @pytest.mark.parametrize("out", [BF16, jnp.float16])
 @pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
 def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
-    """They agree bit for bit, also for some of all groups and for columns that do not fill a tile.
+    """Gradients agree bit for bit, also for a window of groups and for tiles that are not full.
 
-    The two tiles of a cluster belong to one product, or each to another product.
+    The two tiles of a cluster belong to the same product, or to one product each.
     """
     for rows, k, n, sizes in [
         (700, 256, 136, [300, 0, 130, 270]),
@@ -201,7 +201,7 @@ def owned_blocks(sizes, rows) -> int:
 @FORMATS
 @pytest.mark.parametrize("activation", mlp.FUSED)
 def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, rng):
-    """They agree bit for bit with no groups, empty groups, partial blocks and rows of no group."""
+    """Quantised results agree bit for bit, also with empty groups, partial blocks, unowned rows."""
     for rows, columns in [(300, 256), (1000, 768), (130, 200), (700, 136)]:
         layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
         operands = elementwise_operands(rng, layer, rows, BF16)
@@ -226,7 +226,7 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, recipe, 
                 assert_same_rows((values, found.scales), getattr(got, name), count)
             assert_same_rows(joined.hidden, got.hidden, blocks)
             assert_same_bits([joined.weights], [got.weights])
-            # The kernels add terms that cancel in another order.
+            # The kernels add up the same terms in different orders, and terms cancel.
             bound = 2e-6 * np.abs(np.asarray(want.weights)).max()
             weights = jnp.where(jnp.arange(rows) < owned, want.weights, 0)
             np.testing.assert_allclose(got.weights, weights, rtol=1e-5, atol=bound)

@@ -40,7 +40,7 @@ class TestEveryKernel:
         check_list(family, problems)
 
     def test_multiples_of_16_bytes(self, family, transpose_lhs, transpose_rhs, rng):
-        """Such rows are copied 16 bytes at a time. Above, some operand never has such rows."""
+        """All rows are multiples of 16 bytes, so the kernel copies 16 bytes at a time."""
         shapes = [tuple(int(2 * x) for x in rng.integers(1, 150, 3)) for _ in range(40)]
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         check_list(family, random_list(rng, shapes, family.dtype, **options))

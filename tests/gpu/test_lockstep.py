@@ -12,8 +12,8 @@ from tests.support import oracle
 from tests.support.dtypes import BF16
 from tests.support.ops import NONCONTRACTING, noncontracting, random, swap
 
-# These give some 300 units of work, which are five turns of 66 clusters. A unit has 41 steps and a
-# step that is not full.
+# These sizes give some 300 units of work, which are five turns of 66 clusters. A unit has 41 full
+# steps and a step that is not full.
 M, K, N, G = 9001, 2632, 2056, 5
 CHECKED_COLUMNS = 24
 

@@ -59,7 +59,7 @@ class TestForward:
             check_gated(rng, sizes, groups=3, offset=offset)
 
     def test_many_tiles(self, rng):
-        """Several rounds of the grid."""
+        """Each thread block computes several tiles."""
         sizes = sizes_of.multinomial(rng, 20000, 40)
         check_gated(rng, sizes, m=20000, embed=512, hidden=776)
 
@@ -183,7 +183,7 @@ TOKENS = pytest.mark.parametrize("tokens", [None, 300], ids=["rows", "tokens"])
 
 
 class TestPairedWeights:
-    """Gradients of both matrices. Rows of tokens are read in place for up to 256 columns."""
+    """Weight gradients of gate and up. Tokens are read in place for up to 256 columns."""
 
     @TOKENS
     @pytest.mark.parametrize("hidden", [256, 392])

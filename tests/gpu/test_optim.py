@@ -63,7 +63,7 @@ def test_accuracy_of_the_largest(shape, rng):
 
 
 class TestMethods(shared.TestMethods):
-    """Zeros, NaN, transposes, segments and other tables, as on the CPU."""
+    """Runs on the GPU what CPU tests check: zeros, NaN, transposes, segments and other tables."""
 
     float32 = 1e-4
 

@@ -165,7 +165,7 @@ def test_updates_in_place(rng):
 
 
 def test_not_donated(rng):
-    """The old arrays stay as they were."""
+    """A step whose arguments are not donated leaves the old arrays as they were."""
     optimizer = optim.quantized(_sgd(), implementation="cuda")
     params = jax.tree.map(jnp.asarray, model(rng))
     state = optimizer.init(params)

@@ -82,6 +82,6 @@ def test_stacks(mesh, rng):
         return jgg.grouped_syrk(a, implementation="cuda"), orthogonal
 
     a = jnp.asarray(rng.standard_normal((4, 128, 256)), jnp.float32)
-    # Otherwise XLA rounds to TF32, and not in the same products for two matrices as for four.
+    # By default XLA rounds some operands to TF32, in other products for two matrices than for four.
     with jax.default_matmul_precision("highest"):
         check(mesh, f, (a,), (P("d"),), 1e-3)

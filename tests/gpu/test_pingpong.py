@@ -39,7 +39,7 @@ def test_any_group_sizes(dtype, rng):
 
 @pytest.mark.parametrize("first", [0, 1, 7, 63])
 def test_every_group_length_up_to_two_steps(first, rng):
-    """Every number of 16-row slices in the last step, with and without a whole step before it."""
+    """Last steps have every number of 16-row slices, with and without a full step before."""
     lhs, rhs = operands(rng, m=1320, k=64, n=64, g=18)
     lengths = rng.permutation(np.arange(1, 131))
     for some in lengths.reshape(-1, 10):
@@ -92,7 +92,7 @@ def test_group_offset(offset, rng):
 
 
 def test_many_tiles_and_groups(rng):
-    """Clusters have several tiles, and go round the stages and the slots several times."""
+    """Clusters compute several tiles, and use each stage and each slot several times."""
     m, groups = 20000, 40
     lhs, rhs = operands(rng, m=m, k=1160, n=1400, g=groups)
     for sizes in (sizes_of.multinomial(rng, m, groups), sizes_of.zipf(rng, m - 77, groups)):
@@ -101,7 +101,7 @@ def test_many_tiles_and_groups(rng):
 
 @pytest.mark.parametrize("sizes", [[9000], [40, 8900, 60], [0, 0, 8192, 0], [3000, 0, 1, 6000]])
 def test_unequal_groups(sizes, rng):
-    """Tiles of such groups are cut from 4096 rows on, in another part of the same kernel."""
+    """Tiles of unequal groups are cut from 4096 rows on, in another part of the same kernel."""
     m = 9000
     sizes = np.array(sizes, np.int32)
     lhs, rhs = operands(rng, m=m, k=520, n=776, g=len(sizes))

@@ -186,7 +186,7 @@ def test_any_unequal_groups(tile, rng):
 
 
 def test_many_tiles_and_groups(tile, rng):
-    """Clusters have several tiles, and go round the stages and the slots several times."""
+    """Clusters compute several tiles, and use each stage and each slot several times."""
     m, groups = 20000, 40
     arrays = operands(rng, m=m, k=1160, n=1400, g=groups)
     for sizes in (sizes_of.multinomial(rng, m, groups), sizes_of.zipf(rng, m - 77, groups)):

@@ -47,7 +47,7 @@ class TestOperands:
 
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
     def test_non_finite_elements_reach_what_they_should(self, family, update, value, rng):
-        """They reach exactly their rows and columns of their own matrix."""
+        """Non-finite elements reach exactly their rows and columns of their own matrix."""
         a, b = random(rng, (3, 264, 136), F32), random(rng, (3, 264, 136), F32)
         a[1].flat[rng.integers(0, a[1].size, 3)] = value
         out = np.asarray(run_update(family, update, a, b))
@@ -92,7 +92,7 @@ class TestAccuracy:
 
 @BOTH
 def test_second_order(update, rng):
-    """Forward over reverse, as the reference does it."""
+    """Forward-over-reverse derivatives agree with those of the reference."""
     a, b, da, db = (jnp.asarray(random(rng, (2, 136, 72), F32)) for _ in range(4))
 
     def product_of(implementation):
@@ -117,7 +117,7 @@ def test_exported(rng):
 
 
 def test_in_a_scan(rng):
-    """A loop that XLA may capture in a CUDA graph."""
+    """A loop, which XLA may capture in a CUDA graph, gives the results of separate calls."""
     a, b = random(rng, (2, 136, 136), F32), random(rng, (2, 136, 136), F32)
     call = partial(SYR2K, alpha=0.1, **FLOAT32[-1].options)
 

@@ -14,8 +14,8 @@ from tests.support.rows import Pairs
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 DTYPES = pytest.mark.parametrize("dtype", [BF16, F16, F32])
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-23}
-# Rows of one element, of odd width, of fewer vectors of 16 bytes than a warp, and wider than a
-# block.
+# Rows have one element, an odd width, fewer vectors of 16 bytes than a warp has threads, or more
+# than a thread block has.
 WIDTHS = [1, 13, 24, 96, 520, 2048, 2880, 4104, 7167]
 CASES = 6  # for each shape, which every test draws anew
 

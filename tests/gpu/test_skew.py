@@ -65,8 +65,8 @@ def test_one_hot_group(dtype, out_dtype, tile, schedules, rng):
         check(schedules, lhs, rhs, sizes_of.one_hot(m - 5 * hot, groups, hot), tile, out_dtype)
 
 
-# One chain; several chains, in as many pieces as there are clusters for; chains with and without
-# tails; and whole waves before chains.
+# These units give one chain, several chains in as many pieces as there are clusters for, chains
+# with and without tails, and whole waves before chains (`csrc/scheduler/chains.h`).
 @pytest.mark.parametrize("units", [1, 2, 7, 9, 16, 22, 24, 32, 33, 34, 48, 56, 65, 67, 90])
 def test_number_of_units(units, tile, schedules, rng):
     m, k, n, groups = 16384 if units == 48 else 8192, 136, tile.tile_n * units, 3

@@ -95,7 +95,8 @@ def cut_sizes(schedules, rng, count: int, tile=TILE) -> list[np.ndarray]:
     return list(itertools.islice(cut, count))
 
 
-# All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
+# A unit of the last wave has 4, 3, 2, 3/2 or 4/3 clusters, or is not cut. These numbers of units
+# are the limits between the cases.
 UNITS = [1, 2, 16, 17, 22, 23, 33, 34, 44, 45, 49, 50, 65, 66, 67, 83]
 
 
@@ -200,7 +201,7 @@ class TestWorkspace:
 
     def memory(self, rng, tile, kind: str) -> np.ndarray:
         blocks = H200.multiprocessors
-        # Whoever reads these sums gets NaN.
+        # A block that reads these stale sums gets NaN.
         memory = np.full(sums_bytes(tile.tile_m, tile.tile_n, blocks), 255, np.uint8)
         hints = memory[4 * tile.tile_m * tile.tile_n * blocks :].view(np.uint32)
         hints[:] = {

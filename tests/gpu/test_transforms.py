@@ -75,7 +75,7 @@ class TestImplementation:
 class TestDifferentiation:
     @BOTH_OPS
     def test_forward_mode(self, op, rng):
-        """The derivative is the sum of two products, each rounded, and their sum is too."""
+        """The derivative is a sum of two products. The products and the sum are rounded."""
         lhs, rhs, _ = operands(op, rng)
         directions = operands(op, rng)[:2]
         sizes = sizes_of.multinomial(rng, M - 50, G)

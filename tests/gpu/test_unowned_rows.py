@@ -1,6 +1,6 @@
 """Kernels that leave unowned rows undefined.
 
-All other rows have the same bits, and kernels that write in place do not touch unowned rows.
+Owned rows have the bits of kernels that write zeros. In place, unowned rows are not touched.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""The kernels that run where a row's bits may not depend on the number of rows."""
+"""The kernels of batch-invariant calls, where a row's bits may not depend on other rows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def packed(*shape, format="mxfp4"):
 
 
 def product(m, k, n, g, dtype=BF16, rhs=None, function=jgg.ragged_dot, **options):
-    """The plans of one product."""
+    """Returns the plans of one product."""
     rhs = array(g, k, n, dtype=dtype) if rhs is None else rhs
     operands = array(m, k, dtype=dtype), rhs, array(g, dtype=jnp.int32)
     return jgg.explain(partial(function, **options), *operands).plans
 
 
 def layer(tokens, d=2048, f=768, e=128, top_k=8, weights=None, gradient=False, **options):
-    """The plans of one layer, and of its gradient."""
+    """Returns the plans of one layer, and with `gradient` those of its backward pass."""
     weights = weights or [array(e, d, f), array(e, d, f), array(e, f, d)]
 
     def run(x, experts, of_choices, *weights):
@@ -68,12 +68,12 @@ def test_products_have_kernels_of_one_order(k, n, g):
         assert RULE in str(plan)
         found |= set(names(product(m, k, n, g)))
     assert not any(RULE in str(plan) for plan in product(1, k, n, g))
-    if (k, n, g) in (SHAPES[0], SHAPES[3], SHAPES[4]):  # otherwise other ways are taken
+    if (k, n, g) in (SHAPES[0], SHAPES[3], SHAPES[4]):  # other plans cut sums, or take XLA
         assert {name for name in found if "stream_k" in name or "xla" in name}
 
 
 def test_float32_has_one_kernel():
-    """The other one scales all rows of a group alike."""
+    """The other float32 kernel scales all rows of a group alike, so bits depend on the rows."""
     for m in COUNTS:
         (plan,) = product(m, 4096, 4096, 4, F32, batch_invariant=True)
         assert plan.kernel.name == "swapped_64x128"
@@ -93,7 +93,7 @@ def test_packed_weights_have_kernels_that_do_not_cut_sums(format):
 
 
 def test_packed_weights_that_no_kernel_reads_for_many_rows():
-    """k decides, not m: what runs for one row runs for many."""
+    """k is no multiple of 8, so one row takes the same kernels as many: weights are unpacked."""
     q = packed(8, 100, 384)
     for m in COUNTS:
         found = names(product(m, 100, 384, 8, rhs=q, batch_invariant=True))
@@ -122,7 +122,7 @@ def test_layers_have_kernels_of_one_order(gradient):
             sums_rows = (
                 "contracting" in plan.problem.op.split("_non")[0] or "weight" in plan.problem.op
             )
-            if sums_rows:  # weight gradients sum over rows, and are as without
+            if sums_rows:  # weight gradients sum over rows, and do not change
                 assert RULE not in str(plan)
                 continue
             assert plan.tile and plan.kernel.in_order(plan.kernel_problem) and RULE in str(plan)
@@ -138,7 +138,7 @@ def test_weight_gradients_are_as_without():
 
 
 def test_what_xla_adds_to_a_product_is_added_for_any_number_of_rows():
-    """The bits of XLA's addition differ from those of an epilogue."""
+    """XLA's additions have other bits than an epilogue, so XLA adds for any number of tokens."""
     d, f, e = 256, 384, 8
     biases = tuple(array(*shape) for shape in ((e, f), (e, f), (e, d)))
 
@@ -227,7 +227,7 @@ class TestErrors:
             NotImplementedError, match="batch_invariant is impossible for gated_ragg"
         ):
             jgg.explain(run, *operands)
-        product(m, 256, 128, 8, batch_invariant=True)  # has the same kernels as other numbers
+        product(m, 256, 128, 8, batch_invariant=True)  # has the kernels of any number of rows
 
 
 class TestContext:
@@ -304,11 +304,11 @@ def test_a_sum_is_not_split_over_devices():
 
     assert set(summed(None)) == {"k", "g"}
     for implementation in Invariant:
-        assert summed(implementation) == ("g",)  # of which all but one are zero
+        assert summed(implementation) == ("g",)  # only one device has a result that is not zero
 
 
 def test_results_are_those_without(rng):
-    """The reference runs on this platform, and promises nothing about the bits."""
+    """On the CPU the reference runs. It ignores batch invariance and promises no bits."""
     lhs, rhs = random(rng, (40, 24), F32), random(rng, (3, 24, 16), F32)
     sizes = jnp.array([10, 0, 27])
     expected = jgg.ragged_dot(lhs, rhs, sizes)

@@ -1,4 +1,4 @@
-"""Layers of few tokens: which ones kernels sort, and why rows of the others are sorted before."""
+"""Layers of few tokens: which kernels sort rows, and why other layers sort rows before."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def matrices(*shape, format=None, **options):
 def operands(
     tokens=4, top_k=2, experts=EXPERTS, hidden=HIDDEN, format=None, dtype=BF16, chosen=jnp.int32
 ):
-    """x, the three fields of a routing, and the matrices."""
+    """Returns x, the three fields of a routing, and the matrices."""
     wi = matrices(experts, EMBED, hidden, format=format)
     return [
         array(tokens, EMBED, dtype=dtype),
@@ -81,12 +81,12 @@ def test_so_many_experts(experts, few):
 @pytest.mark.parametrize("format", [None, "mxfp4"])
 @pytest.mark.parametrize("tokens, few", [(64, True), (65, False)])
 def test_so_many_rows_of_an_expert(tokens, few, format):
-    """Eight on average, as for the kernels of sorted rows."""
+    """Experts may have eight rows on average, as for the kernels of sorted rows."""
     assert is_decoded(*operands(tokens, 1, experts=8, format=format)) == few
 
 
 def explained(*given) -> list[str]:
-    """All lines of `explain` except the first, which names the device; times are left out."""
+    """Returns the lines of `explain`, without times and without the line that names the device."""
     _, *lines = str(jgg.explain(layer, *given)).splitlines()
     return [re.sub(r"(?<=predicted time) \S+ us", "", line.strip()) for line in lines]
 
@@ -176,7 +176,7 @@ def test_layers_that_sort_before(change, options):
 
 
 def test_batch_invariance_only_leaves_out_the_bias_of_down():
-    """XLA adds that bias to sorted rows. All else has the same bits as in kernels that sort."""
+    """XLA adds that bias to sorted rows. All other layers have the bits of kernels that sort."""
     b0 = array(EXPERTS, HIDDEN)
 
     def ops(*biases):
@@ -213,7 +213,7 @@ def test_rows_of_another_tile_are_sorted_before():
     ids=str,
 )
 def test_matrices_are_packed_alike(of_gate, of_down, decoded):
-    """The custom call names one format."""
+    """All matrices have one format, because the custom call names only one."""
     wi = matrices(EXPERTS, EMBED, HIDDEN, **of_gate)
     wo = matrices(EXPERTS, HIDDEN, EMBED, **of_down)
     assert is_decoded(*operands()[:4], wi, wi, wo) == decoded
@@ -232,7 +232,7 @@ def test_gradients_are_those_of_sorted_rows():
 def reasoned(
     implementation=None, tokens=4, top_k=2, precision=None, joined=False, hidden=HIDDEN, **change
 ):
-    """The plan of the operation itself, which layers bind only where kernels sort."""
+    """Returns the plan of `decode_mlp`, which layers themselves bind only if its kernels run."""
     x, logits, chosen, scores, *weights = operands(tokens, top_k, hidden=hidden, **change)
     experts = ExpertWeights(**dict(zip(("wi_0", "wi_1", "wo"), weights, strict=True)))
     if joined:
@@ -271,7 +271,7 @@ def test_reasons():
 
 
 def test_a_device_whose_columns_no_kernel_takes_sorts_before():
-    """A layer is traced with all columns, and its program is planned for those of a device."""
+    """A layer is traced with all columns, but a device plans its program for its own columns."""
     mesh = mesh_of(EIGHT)
     of_hidden = {4: (None, None, "d"), 5: (None, None, "d"), 6: (None, "d")}
     given = [

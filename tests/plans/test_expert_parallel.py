@@ -85,14 +85,14 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("layer", "devices", "wanted", "save"),
         [
-            (QWEN, 2, Wanted(), "rows"),  # a copy is much of a step of narrow experts
+            (QWEN, 2, Wanted(), "rows"),  # narrow experts: copying rows again takes much of a step
             (DSV3, 2, Wanted(), "rows"),
             (MIXTRAL, 2, Wanted(), "x"),
             (QWEN, 2, Wanted(save="x"), "x"),
             (QWEN, 2, Wanted(chunks=2), "x"),  # asks for less memory
-            (QWEN, 4, Wanted(), "x"),  # with room for four times the balanced rows
+            (QWEN, 4, Wanted(), "x"),  # buffers hold four times the balanced rows
             (QWEN, 4, Wanted(buffer_factor=1.25), "rows"),
-            ((8192, 2048, 256, 128, 8), 2, Wanted(), "x"),  # read where they are
+            ((8192, 2048, 256, 128, 8), 2, Wanted(), "x"),  # kernels read tokens in place
         ],
     )
     def test_what_is_kept(self, layer, devices, wanted, save):
@@ -120,13 +120,13 @@ class TestBytes:
         assert one.sent_bytes == 3 * 8192 * 2048 * 2
 
     def test_exchanged_rows(self):
-        """Rows travel if their experts are on other devices, out of k rows a token."""
+        """Of the k rows of a token, those travel whose experts are on other devices."""
         one = predict(Shape(*QWEN, 4), "ragged_all_to_all")
         assert one.sent_bytes == 8192 * 8 * 2048 * 2 * 3 // 4
 
     @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
     def test_buffers(self, strategy):
-        """Room for everything, less in chunks, or as much as is asked for."""
+        """Buffers have room for all rows, for the rows of a chunk, or as `buffer_factor` says."""
         shape = Shape(*QWEN, 4)
         everything = 4 * 8192 * 8 * 2048 * 2
         assert predict(shape, strategy).buffer_bytes == everything
@@ -134,7 +134,7 @@ class TestBytes:
         assert predict(shape, strategy, buffer_factor=1.25).buffer_bytes == 1.25 * everything / 4
 
     def test_no_more_than_all_experts_of_a_device(self):
-        """A token has one row for each of the two experts of a device at most."""
+        """A device has two experts, so a token has at most two rows there, whatever k is."""
         one = predict(Shape(*MIXTRAL[:3], 8, 4, 4), "all_gather")
         assert one.buffer_bytes == 4 * 4096 * 2 * 4096 * 2
 

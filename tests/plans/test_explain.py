@@ -1,4 +1,4 @@
-"""`explain` of a function: which kernels, with which tiles, and why not."""
+"""What `explain` says of a function: kernels and tiles, and why no kernel runs."""
 
 import itertools
 from functools import partial
@@ -225,7 +225,7 @@ class TestFloat32:
 
     @pytest.fixture(autouse=True)
     def passes(self):
-        """Products as small have none by default, see `tests.plans.test_float32_tiles`."""
+        """Makes products have passes, which so small ones lack (`test_float32_tiles`)."""
         with jgg.use_tiles(forward=DEFAULT_TILE, dgrad=DEFAULT_TILE):
             yield
 
@@ -320,7 +320,7 @@ class TestFloat32:
 
 
 class TestTile:
-    """The plan's choice, unless the primitive is told which kernel to take."""
+    """The plan chooses the tile, unless the primitive has the parameter `tile`."""
 
     SIZES = (512, 128, 256, 4)
 

@@ -14,7 +14,7 @@ FEW_ROWS = dict(tile_m=32, tile_n=128, cluster=1)
 
 
 def shapes(m, embed=128, hidden=256, experts=16, dtype=BF16):
-    """x, wi_0, wi_1, wo and group sizes."""
+    """Returns x, wi_0, wi_1, wo and group sizes."""
     struct = jax.ShapeDtypeStruct
     return (
         struct((m, embed), dtype),

@@ -29,7 +29,7 @@ def only_plan(function, *arguments):
 
 
 def pairs(shapes):
-    """lhs and rhs of products of (m, k, n) or (g, m, k, n)."""
+    """Returns the lhs and rhs of products whose shapes are (m, k, n) or (g, m, k, n)."""
     lhs = [array(*g, m, k) for *g, m, k, n in shapes]
     return lhs, [array(*g, k, n) for *g, m, k, n in shapes]
 
@@ -185,7 +185,7 @@ def tf32(x):
 
 
 class TestAllowedErrors:
-    """A float32 accumulation passes the tests on a GPU, plain TF32 only those of DEFAULT."""
+    """The GPU tests allow the errors of float32, and those of TF32 only at default precision."""
 
     @BOTH
     @pytest.mark.parametrize("k", [8, 72, 1032])

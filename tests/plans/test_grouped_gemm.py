@@ -41,7 +41,7 @@ def test_order():
 
 
 def test_schedulers():
-    """A precomputed schedule is all the workspace there is."""
+    """The workspace holds only the schedule, if that is computed on the host."""
     shapes = [(1024, k, 1024) for k in (8192, 64, 4096, 128)] * 5
     device = plan_of(shapes, scheduler="device")
     host = plan_of(shapes, scheduler="host_precomputed")
@@ -51,7 +51,7 @@ def test_schedulers():
     assert launch.balance > device.launches[0].balance
     units = launch.schedule.reshape(-1, 2)
     units = units[units[:, 0] >= 0]
-    # 1024 by 1024 results have 16 units, or 64 tiles that are units.
+    # A result of 1024 x 1024 has 16 units of a cluster of two, or 64 units of one tile.
     per_problem = 16 if launch.tile.cluster == 2 else 64
     assert len(np.unique(units, axis=0)) == len(units) == 20 * per_problem
 
@@ -72,7 +72,7 @@ def test_small_problems_take_small_tiles():
 
 
 def test_few_tiles_are_small_ones():
-    """An H200 was faster with more, smaller tiles where every multiprocessor gets a tile or two."""
+    """If multiprocessors get only a tile or two each, an H200 was faster with smaller tiles."""
     (launch,) = plan_of(FOUR_PROBLEMS).launches
     assert (launch.tile.tile_n, launch.clusters) == (128, 132)
 
@@ -133,7 +133,7 @@ class TestFp64TensorCores:
         ],
     )
     def test_kernel(self, dtype, options, tile):
-        """Odd sizes are as good as any."""
+        """The kernels take operands of odd sizes as they are."""
         with jax.enable_x64(True):
             plan = plan_of([(4099, 1021, 4099), (2, 2047, 511, 2049)], dtype, **options)
         assert (how(plan), plan.reason, plan.workspace_bytes) == ("kernel", "", 0)
@@ -161,7 +161,7 @@ class TestFp64TensorCores:
             assert [launch.problems for launch in plan.launches] == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
     def test_predicted_steps(self):
-        """A step is 128 bytes of k, a launch 128 matrices, a device has 264 places."""
+        """A step is 128 bytes of k. A launch has 128 matrices at most. 264 blocks run at a time."""
 
         def steps(*shapes, dtype=np.float64):
             (launch,) = plan_of(shapes, dtype).launches
@@ -173,7 +173,7 @@ class TestFp64TensorCores:
             assert steps((128, 60, 33, 60)) == 3
             assert steps((129, 60, 33, 60)) == 6
             assert steps((100, 60, 33, 60), (100, 60, 16, 60)) == 3 + 1
-            # 53 of the 317 tiles come in a second round, after the shortest of the first.
+            # 53 of the 317 tiles come in a second round, after the shortest tiles of the first.
             shapes = [(3, 512, 16, 512), (125, 60, 8, 60)]
             assert steps(*shapes, dtype=np.complex128) == 2
 
@@ -199,7 +199,7 @@ def test_gradients_are_lists_of_products_too():
 
 
 def test_thousands_of_problems_are_planned_in_seconds(rng):
-    """Planning is part of every trace."""
+    """Every program is planned, so planning must be fast."""
     shapes = cutlass_like(rng, 2000, 16)
     plan = plan_of(shapes)
     assert len(plan.order) + sum(0 in s for s in shapes) == 2000

@@ -1,4 +1,4 @@
-"""Rows of tables: how a kernel divides its work is said there, and a plan has one row."""
+"""Tables of kernels: a row says how a kernel divides its work, and a plan takes one row."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_xla_is_a_kernel_without_a_tile():
 
 @pytest.mark.parametrize("count", [66, 132, 264])
 def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
-    """Once bound, it is not for the device to say that another product would be faster."""
+    """Once a layer has bound this product, its plan takes no other one that would be faster."""
     tokens, m, k, n, groups = 8192, 102400, 12288, 768, 8
     fp8, scale = jnp.float8_e4m3fn, jnp.float32
     avals = [
@@ -104,7 +104,7 @@ def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
 
 @pytest.fixture
 def planned():
-    """The names of operations that are planned, in order."""
+    """Returns a list to which every plan appends the name of its operation."""
     names = []
 
     def counting(name, planner):
@@ -125,7 +125,7 @@ def planned():
 @pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("tokens", [64, 8192])
 def test_tracing_plans_nothing(recipe, tokens, planned):
-    """A program is traced before it is known what it is compiled for."""
+    """Plans are made later, because tracing does not know for which device a program is."""
 
     def loss(x, logits, wi_0, wi_1, wo):
         y = moe.dropless_mlp(x, moe.route(logits, 4), wi_0, wi_1, wo, recipe=recipe)

@@ -19,7 +19,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def shapes(m=512, embed=128, hidden=256, experts=4, dtype=BF16):
-    """x, wi_0, wi_1, wo and group sizes."""
+    """Returns x, wi_0, wi_1, wo and group sizes."""
     struct = jax.ShapeDtypeStruct
     return (
         struct((m, embed), dtype),
@@ -65,7 +65,7 @@ def test_fused(activation):
     ],
 )
 def test_tokens_are_read_in_place(hidden, options, gather):
-    """Rows of a caller may name no token, which is slow in place for many columns."""
+    """A caller's rows may name no token, which is slow to read in place with many columns."""
     *arrays, _, sizes = shapes(m=64, hidden=hidden)
     run = partial(jgg.gated_ragged_dot, rows=jnp.zeros(512, jnp.int32), **options)
     (plan, *_) = (p for p in jgg.explain(run, *arrays, sizes).plans if "gated" in p.problem.op)
@@ -238,7 +238,7 @@ def test_the_products_of_a_gradient():
     ],
 )
 def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
-    """Also of wider experts, where groups have 256 rows or fewer in the mean."""
+    """Wider experts read tokens in place only if groups have at most 256 rows in the mean."""
 
     def loss(*operands, **options):
         return jnp.sum(jgg.ragged_mlp(*operands, **options).astype(F32))
@@ -251,7 +251,7 @@ def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
         "kernel",
         gather,
     )
-    assert plan.workspace_bytes > 2**20  # unequal groups have sums of pieces of tiles
+    assert plan.workspace_bytes > 2**20  # tiles of unequal groups are cut, and pieces have sums
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_weight_gradients_are_two_products_where_xlas_are_faster():
 
 @pytest.mark.plans_as_users_get_them
 def test_the_weight_gradient_of_wo_is_composed_where_xlas_is_faster():
-    """Although rows of dy would be read in place."""
+    """XLA's product runs although the kernel would read rows of dy in place."""
 
     def loss(x, logits, *weights):
         y = moe.dropless_mlp(x, moe.route(logits, 1), *weights)

@@ -23,7 +23,7 @@ ROWS, GROUPS = 8192, 8
 
 
 def noncontracting_plan(k, n, dtype=BF16, rows=ROWS, **options) -> jgg.Plan:
-    """The plan for weights [g, k, n], or [g, n, k] if rhs is transposed."""
+    """Returns the plan for weights [g, k, n], or [g, n, k] if rhs is transposed."""
     weights = (GROUPS, n, k) if options.get("transpose_rhs") else (GROUPS, k, n)
     product = partial(jgg.ragged_dot, implementation="cuda", **options)
     x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, k), weights))
@@ -33,7 +33,7 @@ def noncontracting_plan(k, n, dtype=BF16, rows=ROWS, **options) -> jgg.Plan:
 
 gradient_plan = partial(contracting_plan, ROWS, 1024, groups=GROUPS)
 
-# Of eight groups of 1024 rows: narrow tiles of up to 256 columns are one wave, of more are two.
+# With eight groups of 1024 rows, narrow tiles of up to 256 columns are one wave, and later two.
 COLUMNS = pytest.mark.parametrize(
     "n, tile",
     [(8, NARROW_TILE), (128, NARROW_TILE), (136, NARROW_TILE), (256, NARROW_TILE)]
@@ -56,13 +56,13 @@ def test_of_rows_that_stay(n, tile, dtype, result, transpose_rhs):
 @pytest.mark.parametrize("n, tile", [(64, NARROW_TILE), (768, NARROW_TILE), (776, DEFAULT_TILE)])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_of_weight_gradients(n, tile, dtype):
-    """Up to three waves."""
+    """Weight gradients take narrow tiles if these are at most three waves."""
     assert gradient_plan(n=n, dtype=dtype).tile == tile
 
 
 @pytest.mark.parametrize("n, tile", [(128, NARROW_TILE), (136, PINGPONG_TILE)], ids=str)
 def test_of_float32_results(n, tile):
-    """Narrow tiles do not pay for more columns where consumers take turns, which hides stores."""
+    """Narrow tiles do not pay for more columns, because ping-pong consumers hide stores."""
     assert gradient_plan(n=n, out_dtype=F32).tile == tile
     gradient = partial(contracting_plan, 128 * GROUPS, 1024, groups=GROUPS)
     assert gradient(n=n, out_dtype=F32).tile == NARROW_TILE
@@ -77,7 +77,7 @@ def test_of_accumulated_gradients(n, tile):
 
 
 def test_of_all_three_products():
-    """The cotangent of rows has as many columns as the rows, that of weights as the result."""
+    """dgrad has as many columns as the rows, and wgrad has as many as the forward result."""
 
     def loss(x, w, sizes):
         return jnp.sum(jgg.ragged_dot(x, w, sizes).astype(F32))
@@ -129,7 +129,7 @@ def test_has_half_the_room_for_sums_and_twice_the_utilization():
 
 @pytest.mark.parametrize("hidden", [64, 128, 136])
 def test_of_layers_gate_and_up_are_one_wide_product(hidden):
-    """The joint product has the columns of both, each in whole tiles of their own."""
+    """Gate and up are one product, so they take a default tile even if each is narrow."""
 
     def loss(x, wi_0, wi_1, wo, sizes):
         return jnp.sum(jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes).astype(F32))

@@ -1,4 +1,4 @@
-"""The kernels that multiply packed weights, and the cases that dequantise them instead, and why."""
+"""The kernels that multiply packed weights, and why other calls dequantise weights first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_rows_a_group(format, streamed, few, most):
     ],
 )
 def test_large_matrices_are_decoded_for_fewer_rows(format, tokens, kernels):
-    """Fewer rows suffice if there is a tile for each multiprocessor."""
+    """Decoding pays for fewer rows a group if there is a tile for each multiprocessor."""
     assert of_experts(32, 2880, 2880, 4, format, tokens) == kernels
 
 
@@ -82,7 +82,7 @@ def test_short_matrices_are_decoded_for_a_row_a_group(format, tokens, schedule):
 
 
 def of_experts(experts, embed, hidden, top_k, format, tokens):
-    """The kernels of gate and up and of down."""
+    """Returns the kernel of gate and up, and the kernel of down."""
     found = []
     for k, n, products in ((embed, hidden, 2), (hidden, embed, 1)):
         q = packed(experts, k, n, format=format)
@@ -171,7 +171,7 @@ def test_why_a_layer_dequantises(options, reason):
 
 
 def test_a_program_calls_the_kernels(extension):
-    """Lowered only: the calls are there whether or not an extension of today is installed."""
+    """The program is only lowered, so the extension need not have these kernels."""
     q = packed(EXPERTS, EMBED, HIDDEN)
     calls = {}
     for rows in (4, 512, 16384):
@@ -187,7 +187,7 @@ def test_a_program_calls_the_kernels(extension):
 
 
 def test_a_format_that_is_added_has_the_kernel_that_is_added(monkeypatch):
-    """A row of the table is all that a kernel of another format takes to be chosen."""
+    """Plans choose the kernel of a new format as soon as the table has a row for it."""
     values = jax.ShapeDtypeStruct((EXPERTS, EMBED, HIDDEN), jnp.int8)
     scales = jax.ShapeDtypeStruct((EXPERTS, HIDDEN), jnp.float32)
     register(

@@ -32,7 +32,7 @@ def test_is_taken_for_float32_results(rows, dtype):
 
 
 def test_is_taken_for_results_that_xla_converts():
-    """The kernel writes float32 where operands and result have different types of 16 bits."""
+    """The kernel writes float32 if operands and result have different types of 16 bits."""
     assert planned(out_dtype=F16).tile == planned(out_dtype=F16, tile=TILE).tile == TILE
 
 
@@ -75,7 +75,7 @@ def test_is_not_compiled_for_others(options):
 
 @pytest.mark.parametrize("m", [4095, 4096, 65536])
 def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
-    """Unequal groups run the same pieces, whichever tile whole ones have."""
+    """Unequal groups have the same pieces of tiles, whichever kernel computes whole tiles."""
     turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, DEFAULT_TILE))
     assert turns.workspace_bytes == halves.workspace_bytes
     if m >= 4096:

@@ -31,7 +31,7 @@ array = jax.ShapeDtypeStruct
 
 
 def ragged(shape, op, dtype, out_dtype, precision) -> jgg.Plan:
-    """The plan of a ragged product without quantised operands; `_t` is for weights [g, n, k]."""
+    """Returns the plan of a ragged product that is not quantised. `_t`: weights are [g, n, k]."""
     m, k, n, g = (shape[name] for name in ("rows", "k", "n", "groups"))
     sizes = array((g,), jnp.int32)
     kind, _, transposed = op.partition("_t")
@@ -91,7 +91,7 @@ def only(fn, *args, **kwargs) -> jgg.Plan:
 
 
 def plan_of(case: dict[str, Any]) -> jgg.Plan | None:
-    """The plan that runs a recorded case, None if the case is no product."""
+    """Returns the plan that runs a recorded case, or None if the case is no product."""
     op, shape, dtype = case["op"], case["shape"], case["dtype"]
     precision = None if case.get("precision") == "default" else case.get("precision")
     if op.startswith(("quantize", "fp8_step")):
@@ -106,20 +106,20 @@ def plan_of(case: dict[str, Any]) -> jgg.Plan | None:
 
 
 def recorded() -> list[tuple[str, dict[str, Any]]]:
-    """Every case in which our kernels for one product were timed, with the name of its file."""
+    """Returns each case in which our kernels for one product were timed, and the file's name."""
     return [
         (path.name, case)
         for path in sorted(RESULTS.glob("h200_*.json"))
         for case in json.loads(path.read_text())["cases"]
         if "flops" in case and "median_us" in case["peers"].get("ours", {})
-        # Not layers and optimisers.
+        # Leave out layers and optimisers.
         if not case["op"].startswith(("moe_", "ep_", "newton_", "step", "weight_only"))
     ]
 
 
 @pytest.fixture(scope="module")
 def times() -> dict[str, np.ndarray]:
-    """Predicted and measured microseconds of each file, [cases, 2]."""
+    """Returns the predicted and the measured microseconds of each file, [cases, 2]."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name, case in recorded():
         plan = plan_of(case)
@@ -131,7 +131,7 @@ def times() -> dict[str, np.ndarray]:
 
 
 def rank_correlation(pairs: np.ndarray) -> float:
-    """Spearman's, equal values having the mean of their ranks."""
+    """Returns Spearman's rank correlation. Equal values have the mean of their ranks."""
     ranks = []
     for column in pairs.T:
         _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
@@ -149,12 +149,12 @@ def test_ranks_all_recorded_products(times):
     "name", ["main", "majors", "fp8", "rank_k", "lists", "lists_float32", "float32_highest"]
 )
 def test_ranks_the_products_of_a_record(times, name):
-    """Products of one kind of operands rank better than all products together."""
+    """Predictions rank the products of each record on its own too."""
     assert rank_correlation(times[f"h200_{name}.json"]) >= 0.9
 
 
 def test_is_near_the_measured_time(times):
-    """A bound that nothing else is added to: kernels take longer, and seldom twice as long."""
+    """Predictions are bounds: most kernels take longer, but few take twice as long."""
     ratios = np.concatenate(
         [measured / predicted for predicted, measured in (pairs.T for pairs in times.values())]
     )

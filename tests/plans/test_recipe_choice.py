@@ -36,7 +36,7 @@ def test_measured_sizes_lose_little():
     taken = [case.choice(factors[case.kind]) for case in cases]
     assert sum(taken) < 1.002 * sum(best)
     for case, one, least in zip(cases, taken, best, strict=True):
-        most = 1.04 if case.pair.op in recipes.shapes.RECIPES else 1.1  # other recipes than usual
+        most = 1.04 if case.pair.op in recipes.shapes.RECIPES else 1.1  # not the default recipe
         assert one < most * least, case.pair
 
 
@@ -75,7 +75,7 @@ def test_plans(op, sizes, in_bf16):
     ids=str,
 )
 def test_weights_quantised_before(sizes, alone, trained):
-    """The quantiser of weights does not count, and a cast of the weights for bf16 does."""
+    """The time of quantising weights does not count then, but that of a cast to bf16 does."""
     experts = [jax.ShapeDtypeStruct(x.shape, BF16) for x in recipes.operands("recipe_layer", sizes)]
     quantized = jax.eval_shape(jgg.quantize_mlp, *experts[3:6])
     for op, in_bf16 in (("recipe_layer", alone), ("recipe_layer_step", trained)):
@@ -107,7 +107,7 @@ def test_costs_of_weights_quantised_before():
 
 
 def test_random_sizes(rng):
-    """A program has the choice that is predicted, and more rows never make bf16 better."""
+    """The plans of layers and matmuls of random sizes have the choice that is predicted."""
     for number in range(12):
         op = recipes.shapes.RECIPES[number % 4]
         sizes = recipes.random_sizes(op, rng)
@@ -130,7 +130,7 @@ def test_rows_decide(training):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("rows", [64, 1 << 17])
 def test_products_take_the_time_of_bytes_or_of_products(rows, training):
-    """Few rows take the time of reading the matrices, many the tensor cores' time."""
+    """Few rows take the time of reading the matrices. Many rows take the tensor cores' time."""
     layer, elements = Layer(64, rows, 0, 2048, 1024), 3 * 2048 * 1024
 
     def seconds(itemsize, rate):
@@ -178,7 +178,7 @@ def test_symbolic_sizes_are_in_fp8(rng):
 
 
 def test_the_experts_of_a_device_count(rng):
-    """Rows of experts that are elsewhere are no reason for FP8."""
+    """The choice does not count rows whose experts are on other devices."""
     t, d, f = 1 << 14, 4096, 1024
     routing = moe.Routing(
         jax.ShapeDtypeStruct((t, 64), jnp.float32),

@@ -1,4 +1,4 @@
-"""Sizes up to which kernels count, and what becomes of larger ones: no array is made."""
+"""The largest sizes that kernels count to, and what runs larger ones. No array is made."""
 
 import re
 from functools import partial
@@ -125,7 +125,7 @@ def packed(*shape, format="int8"):
 
 
 def packed_product(m=8, k=64, n=64, g=1, format="int8"):
-    """The plan of the product: another comes before it if the matrices are dequantised."""
+    """Returns the plan of the product. If matrices are dequantised, another plan comes before."""
     rows, sizes = (jax.ShapeDtypeStruct(*x) for x in (((m, k), BF16), ((g,), jnp.int32)))
     return jgg.explain(jgg.ragged_dot, rows, packed(g, k, n, format=format), sizes).plans[-1]
 
@@ -136,7 +136,7 @@ def unpacked(*shape, format="mxfp4"):
 
 
 def layer_of_few_tokens(columns=128, hidden=128, make=lambda *x: jax.ShapeDtypeStruct(x, BF16)):
-    """The plan of the layer, or of its last product if kernels do not take the layer."""
+    """Returns the plan of the layer, or of its last product if kernels do not take the layer."""
     tokens, experts, choices = 4, 8, 2
     x = jax.ShapeDtypeStruct((tokens, columns), BF16)
     logits, scores = (jax.ShapeDtypeStruct((tokens, n), F32) for n in (experts, choices))
@@ -216,7 +216,7 @@ PLANS = {
     "rows of an updated matrix": lambda size: optimizer_step(size, 128),
     "columns of an updated matrix": lambda size: optimizer_step(128, size),
 }
-# As many more rows as are a block, a batch of them, or what TMA addresses, of half of what counts.
+# `PLANS` divide sizes by at most 256, so this adds a row, block, batch or group in every case.
 STEP = 256
 
 
@@ -299,14 +299,14 @@ def test_batches_of_rows():
 
 
 def test_quantising_one_more_row_for_transposed_blocks():
-    """Kernels that contract quantised rows count those that fill up blocks as well."""
+    """Kernels that contract quantised rows also count the rows that fill up blocks."""
     assert scaled_contracting(LARGEST_SIZE // 128).kernel_problem is not None
     reason = scaled_contracting(LARGEST_SIZE // 128 + 1).reason
     assert f"blocks of 128 = {LARGEST_SIZE + 128}" in reason
 
 
 def test_a_shared_buffer_may_be_larger():
-    """The gradients of an FP8 layer are slices of one vector, of more than 2^31 elements here."""
+    """The gradients of an FP8 layer are slices of one vector. Here it has over 2^31 elements."""
     tokens, columns, hidden, experts, choices = 8192, 4096, 14336, 8, 8
     x = jax.ShapeDtypeStruct((tokens, columns), BF16)
     logits = jax.ShapeDtypeStruct((tokens, experts), F32)

@@ -16,8 +16,8 @@ from jax_grouped_gemm._src.ragged.tiles import (
 
 TILES = DEFAULT_TILE, STREAM_K_TILE, NARROW_TILE, NARROW_STREAM_K_TILE
 
-# Groups, rows of each, contracted dimension and columns of random products, and the microseconds of
-# each tile on an H200 (h200_never_slower_ragged.json).
+# Groups, rows of a group, K and N of random products, and the microseconds that a product took with
+# each of `TILES` on an H200 (h200_never_slower_ragged.json).
 MEASURED = [
     ((1, 1, 184, 256), (6.6, 7.3, 5.9, 6.5)),
     ((1, 1, 192, 1024), (6.7, 7.4, 5.8, 6.7)),
@@ -85,7 +85,7 @@ def tile(sizes, multiprocessors=132):
 
 
 def over_best(sizes, times):
-    """How many times the fastest tile's time the one takes that is chosen."""
+    """Returns the time of the chosen tile, divided by that of the fastest tile."""
     return times[TILES.index(tile(sizes))] / min(times)
 
 
@@ -100,7 +100,7 @@ def test_is_as_fast_as_the_best_in_the_mean():
 
 
 def test_a_full_wave_is_not_cut():
-    """66 clusters of two tiles each, and half of it on a chip of half the size."""
+    """A full wave is 66 clusters of two tiles each, or half of that on a chip of half the size."""
     assert tile((66, 256, 4032, 256)) == DEFAULT_TILE
     assert tile((66, 256, 4032, 128)) == NARROW_TILE
     assert tile((11, 256, 4032, 384)) == NARROW_STREAM_K_TILE

@@ -72,7 +72,7 @@ class TestGrid:
             assert launch.schedule.shape[1] == launch.clusters
 
     def test_full_waves(self, count):
-        """The last wave is that of this many multiprocessors."""
+        """A full wave has a tile for each multiprocessor of the device."""
         full, over = (
             only(jgg.ragged_dot, *operands(x * 128, 512, 256, 1), multiprocessors=count)
             for x in (count, count + 1)
@@ -82,7 +82,7 @@ class TestGrid:
 
 @COUNTS
 class TestWorkspace:
-    """The workspace that kernels use on a grid that fills the device."""
+    """Plans have the workspace that kernels use on a grid that fills the device."""
 
     def test_of_a_cut_last_wave(self, count, schedules):
         with jgg.use_tiles(forward=STREAM_K_TILE):
@@ -103,7 +103,7 @@ class TestWorkspace:
 
 @COUNTS
 def test_rules_count_waves_of_the_device(count):
-    """So many tiles that they are at most 16 waves of an H200, but not of a smaller device."""
+    """The tiles are at most 16 waves of an H200, but more waves of a smaller device."""
     m, k, n = 8 * 128 * 32, 14336, 2048
     plan = only(jgg.ragged_dot, *operands(m, k, n), multiprocessors=count)
     assert plan.tile.stream_k == (256 * 8 / count <= 16)
@@ -170,7 +170,7 @@ class TestFirstLine:
 
 @COUNTS
 def test_is_that_of_the_compile_target(count, extension):
-    """A program compiled for a device that is only described has the workspace that it needs."""
+    """A program compiled for a device that is only described has that device's workspace."""
     config = (Path(__file__).parents[1] / "data" / "h200_target_config.txtpb").read_text()
     assert "core_count: 132" in config
     target = aot.Target(config.replace("core_count: 132", f"core_count: {count}"))

@@ -43,7 +43,7 @@ def product_of(plan: jgg.Plan) -> str:
 
 
 def chosen(function, *arguments) -> dict[str, jgg.TileConfig]:
-    """The tiles that were not predicted, by product."""
+    """Returns the tiles that plans did not choose by default, by product."""
     plans = jgg.explain(function, *arguments).plans
     return {product_of(p): p.tile for p in plans if p.chosen_by != "default"}
 
@@ -68,7 +68,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("op", OPS, ids=repr)
     def test_of_cotangents_by_operand(self, op):
-        """Tiles follow the operand even where lhs or rhs is not the usual one of dgrad or wgrad."""
+        """The cotangent of lhs takes the tile of dgrad, and that of rhs the tile of wgrad."""
         lhs, rhs, out = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in op.shapes(M, K, N, G))
 
         def of_lhs(lhs, rhs, sizes, ct):
@@ -90,7 +90,7 @@ class TestChoice:
     def test_decides_grid_and_utilization(self):
         with jgg.use_tiles(forward=B):
             (plan,) = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES).plans
-        # Groups of 66 rows on average: two tiles of 64, and two of 96 columns.
+        # Groups have 66 rows on average, so two tiles of 64 rows, and two tiles of 96 columns.
         assert plan.grid == G * 2 * 2
         assert plan.utilization == pytest.approx(M * N / (132 * 64 * 96))
 
@@ -203,7 +203,7 @@ class TestTransforms:
 
 
 class TestCaches:
-    """JAX keeps what it traced, lowered and compiled: all of it belongs to the choices."""
+    """JAX caches traces and programs. The chosen tiles are part of the keys of these caches."""
 
     def test_traces(self):
         product = jax.jit(jgg.ragged_dot)
@@ -276,7 +276,7 @@ class TestFp8:
     )
     @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
     def test_each_product_of_a_recipe(self, wrap, fp8):
-        """Inside `jit`, the products are traced when their context is gone."""
+        """Under `jit`, the gradients are traced after the context of `use_tiles` has ended."""
         products = ("forward", "dgrad", "wgrad")
         recipe = jgg.Recipe(**{name: "fp8" if name in fp8 else "bf16" for name in products})
 
@@ -310,7 +310,7 @@ class TestFp8:
     "recipe, counts", [(None, (1, 0, 3)), (jgg.Recipe(), (2, 2, 3))], ids=["bf16", "fp8"]
 )
 def test_flax_layer_needs_no_argument(recipe, counts):
-    """Fused kernels have tiles of their own; in bfloat16 they compute all but four products."""
+    """Fused kernels have other tiles. In bfloat16 they compute all products except four."""
     pytest.importorskip("flax", reason="Flax is not installed")
     from jax_grouped_gemm.flax.linen import MoE
 
@@ -328,11 +328,11 @@ def test_flax_layer_needs_no_argument(recipe, counts):
 
 
 class TestProgramForH200:
-    """The tile sizes that reach the kernels in a compiled program."""
+    """The tiles of `use_tiles` reach the kernels of a compiled program."""
 
     @staticmethod
     def called(program: Program) -> dict[str, set[jgg.TileConfig]]:
-        """The tiles in the attributes of the kernels that have one."""
+        """Returns the tiles in the attributes of each kernel that has a tile."""
         found = {}
         for call in program.calls:
             if "tile_m" in call.text:

@@ -20,8 +20,8 @@ def plan(function, shape, dtype, *, count=1, **options):
     return found
 
 
-# Stacks [g, n, k] of which cuBLAS took less than .8 of the kernel's time on an H200, and some where
-# it takes longer; tests/benchmarks/test_fit.py has them all.
+# Stacks [g, n, k]. For the first list, cuBLAS took less than .8 of the kernel's time on an H200.
+# For the second list it took longer. tests/benchmarks/test_fit.py has all measured stacks.
 FASTER_IN_XLA = [
     (jgg.grouped_syrk, (8, 88, 1536), BF16),
     (jgg.grouped_syrk, (8, 48, 80), BF16),
@@ -32,7 +32,7 @@ FASTER_IN_XLA = [
 ]
 FASTER_IN_OURS = [
     (jgg.grouped_syrk, (64, 256, 1024), BF16),
-    # No multiple of 64 is contracted: XLA pads what it cuts, and took 67 us for the kernel's 27.
+    # k is no multiple of 64, so XLA pads the operands that it cuts: 67 us against 27 us.
     (jgg.grouped_syrk, (16, 192, 4104), BF16),
     (jgg.grouped_syr2k, (64, 1392, 312), BF16),
     (jgg.grouped_syr2k, (8, 2048, 2048), F32),
@@ -64,13 +64,13 @@ def test_exact_float32_products_are_slow_in_xla():
 
 
 def test_a_kernel_has_one_launch_for_a_list():
-    """XLA has some for every matrix."""
+    """XLA launches kernels for every matrix, so it is slower for a list of twenty."""
     assert how(plan(jgg.grouped_syrk, (88, 1536), BF16)) == "xla"
     assert how(plan(jgg.grouped_syrk, (88, 1536), BF16, count=20)) == "kernel"
 
 
 def test_complex64_at_the_highest_precision_is_added_up_in_float64():
-    """XLA would add it up in float32."""
+    """XLA would add up the products in float32, so the kernel runs."""
     found = plan(jgg.grouped_her2k, (4, 64, 64), C64, precision="highest")
     assert how(found) == "kernel"
 

@@ -1,4 +1,4 @@
-"""The ragged products and lists that go to XLA because its products are faster there."""
+"""The ragged products and lists that plans leave to XLA because it is faster for them."""
 
 import re
 from functools import partial
@@ -22,15 +22,15 @@ from tests.support.plans import how
 
 pytestmark = pytest.mark.plans_as_users_get_them
 
-# Groups, rows, k and n of products that XLA was measured on an H200 to have done in less than .8 of
-# the kernel's time, and of some where it takes longer; tests/benchmarks/test_fit.py has them all.
+# Groups, rows, k and n of products. For the first list, XLA took less than .8 of the kernel's time
+# on an H200. For the second list it took longer. tests/benchmarks/test_fit.py has all of them.
 FASTER_IN_XLA = [
     ("forward", (2, 8, 1856, 2816), BF16),
     ("dgrad", (1, 512, 1600, 5312), BF16),
     ("wgrad", (2, 64, 384, 512), BF16),
     ("forward", (2, 4, 128, 4864), F32),
     ("dgrad", (1, 1, 960, 3400), F32),
-    # 48 MiB of copies, which stock JAX makes too.
+    # XLA makes 48 MiB of copies, as it does for `jax.lax.ragged_dot`.
     ("wgrad", (128, 256, 320, 64), F32),
 ]
 FASTER_IN_OURS = [
@@ -40,7 +40,7 @@ FASTER_IN_OURS = [
     ("wgrad", (128, 128, 448, 128), BF16),
     ("forward", (4, 512, 296, 448), F32),
     ("wgrad", (32, 512, 896, 384), F32),
-    # Deep, and no multiple of 64 is contracted: XLA pads what it cuts.
+    # k is large and no multiple of 64, so XLA pads the operands that it cuts.
     ("forward", (8, 256, 2552, 576), BF16),
 ]
 
@@ -88,7 +88,7 @@ def test_a_tile_that_is_asked_for_is_a_kernel():
 
 @pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_XLA + FASTER_IN_OURS)
 def test_policies(op, sizes, dtype):
-    """They count where nothing else is asked for."""
+    """A policy decides unless the call names an implementation."""
     with fallback.policy("kernels"):
         assert how(plan(op, sizes, dtype)) == "kernel"
         assert how(plan(op, sizes, dtype, implementation="xla")) == "xla"
@@ -98,7 +98,7 @@ def test_policies(op, sizes, dtype):
 
 def test_copies_of_rows_are_bounded():
     with fallback.policy("xla"):
-        assert how(plan("wgrad", (256, 256, 200, 64), F32)) == "kernel"  # 66 MiB of them
+        assert how(plan("wgrad", (256, 256, 200, 64), F32)) == "kernel"  # 66 MiB of copies
         assert how(plan("wgrad", (240, 240, 200, 64), F32)) == "xla_all_rows"
 
 
@@ -139,7 +139,7 @@ def test_the_program_has_no_kernel_of_ours(h200):
 @pytest.mark.parametrize("op", OPS, ids=["noncontracting", "contracting"])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 def test_results_are_the_products(op, transpose_lhs, transpose_rhs, dtype, rng):
-    """Windows, empty groups, sizes out of range, and NaN in rows and matrices of others."""
+    """Results are right for windows and any sizes, with NaN in unowned rows and unused matrices."""
     for g, offset in ((1, 0), (3, 0), (3, 1), (3, -1)):
         m, k, n = 40, 24, 17
         sizes = sizes_of.any_kind(rng, m, 4) if offset else sizes_of.any_kind(rng, m, g)

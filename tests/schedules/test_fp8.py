@@ -19,7 +19,7 @@ def blocks(size):
 
 
 def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> np.ndarray:
-    """The first row of each local group in the padded operands."""
+    """Returns the first row of each local group in the padded operands."""
     rows = np.array(group_rows(sizes, 0, len(sizes), m))
     starts = BLOCK * np.cumsum([0, *blocks(rows[:, 1] - rows[:, 0])])
     index = np.clip(np.arange(local_groups) + offset, 0, len(sizes))
@@ -30,7 +30,7 @@ def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> 
     "tile", [c.tile for c in plan_fp8.NONCONTRACTING_KERNELS if not c.tile.stream_k], ids=str
 )
 def test_rows_that_stay(tile, schedules, rng):
-    """Each row is in one tile of each column of tiles, with the steps of its group or with none."""
+    """Each row is in one tile of each column of tiles. Only rows of a local group have steps."""
     for _ in range(3000):
         m = int(rng.choice([1, 63, 64, 65, 128, 129, 700, 2500]))
         groups = int(rng.choice([1, 2, 8, 31, 32, 33, 64, 65, 100]))
@@ -71,7 +71,7 @@ def test_rows_that_stay(tile, schedules, rng):
 
 
 def test_rows_that_are_contracted(schedules, rng):
-    """Operands hold each group from a multiple of 128 on."""
+    """Each tile of each group is there once. In the operands, groups begin at multiples of 128."""
     for _ in range(3000):
         m = int(rng.choice([1, 127, 128, 129, 700, 2500]))
         groups = int(rng.choice([1, 2, 8, 31, 32, 33, 64, 65, 100]))

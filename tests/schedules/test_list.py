@@ -1,7 +1,7 @@
 """The schedules of lists of products, run on the CPU by the code that runs on the device.
 
-However the units of work are dealt out, and to however many clusters: every tile of every result is
-computed exactly once, and nothing else is but the padding that the schedule documents.
+Every tile of every result is computed exactly once, for every way to deal out the units of work and
+any number of clusters. Nothing else is computed except the padding that the schedule documents.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ ON_DEVICE = np.zeros((0, 0, 2), np.int32)
 
 COMPILED = [choice.tile for choice in grouped_gemm_plan.TILES if "bfloat16" in choice.lhs]
 TILES = pytest.mark.parametrize("tile", COMPILED, ids=lambda t: str(t.tile_n))
-# Made for the 132 multiprocessors of an H200, walked by fewer or more, too.
+# Schedules are made for the 132 multiprocessors of an H200, but fewer or more may walk them.
 CLUSTERS = pytest.mark.parametrize("clusters", [None, 1, 7, 57, 200])
 
 
@@ -39,7 +39,7 @@ def most_clusters(tile: TileConfig) -> int:
 
 
 def schedules(shapes, tile):
-    """How units are dealt out: by the device, and beforehand in both orders."""
+    """Yields how units are dealt out: by the device, or on the host in one of two orders."""
     units = list_schedule.list_units(shapes, tile)
     yield "device", ON_DEVICE
     for name, schedule in (
@@ -52,7 +52,7 @@ def schedules(shapes, tile):
 
 @pytest.fixture(scope="module")
 def tiles_of(schedules):
-    """The tiles of a list under one schedule, a record array with FIELDS."""
+    """Returns a function of the tiles of a list under one schedule, a record array with FIELDS."""
 
     def run(shapes, schedule, clusters, tile) -> np.recarray:
         tiles = schedules.grouped_gemm_tiles(
@@ -69,7 +69,7 @@ def check(tiles, shapes, tile):
     else:
         assert (tiles.share == NOTHING).all()
     sides = table(shapes)
-    # Padding of a schedule has no rows, that of a raster no columns.
+    # Padding of a schedule has no rows, and padding of a raster has no columns.
     real = tiles[tiles.extent > 0]
     real = real[real.n < sides[real.group, 2]]
     np.testing.assert_array_equal(real.extent, sides[real.group, 1])
@@ -87,7 +87,7 @@ def check(tiles, shapes, tile):
 
 
 def check_sharing(first, second):
-    """Two CTAs that share an operand tile have the same one, with the same steps."""
+    """Checks that both CTAs of a cluster have the same tile of the operand that they share."""
     for field in ("unit", "group", "batch", "k_tiles", "share"):
         np.testing.assert_array_equal(first[field], second[field])
     by_rhs, by_lhs = first.share == RHS, first.share == LHS
@@ -158,11 +158,11 @@ def test_the_device_takes_turns_back_and_forth(tiles_of, tile, rng):
 
 
 class TestBalance:
-    """Balance in the simulation, which knows what every tile costs."""
+    """Clusters get equal work in the simulation, which knows what every tile costs."""
 
     @staticmethod
     def longest(shapes, tile=COMPILED[0]):
-        """Steps of the longest cluster by the way of dealing out units, and the mean."""
+        """Returns steps: of the busiest cluster for each way, the mean, and of the longest unit."""
         cost = list_schedule.list_units(shapes, tile).cost
         clusters = most_clusters(tile)
         ways = {
@@ -190,7 +190,7 @@ class TestBalance:
         assert np.mean(ratios["in turn"]) > np.mean(ratios["serpentine"]) > 1.02
 
     def test_sorting_evens_out_the_example_of_cutlass(self):
-        """Deep and shallow problems in turn: unsorted, some clusters get nothing but deep tiles."""
+        """If problems are not sorted, some clusters get only tiles with a large k."""
         shapes = [Shape(1, m, n, k) for m, k, n in FOUR_PROBLEMS]
         tile = COMPILED[1]
         unsorted, _, _ = self.longest(shapes, tile)

@@ -2,7 +2,7 @@
 
 Whatever the group sizes, every element of the result belongs to exactly one tile, no tile reads or
 writes outside its group, and CTAs of a cluster share an operand only where they need the same one.
-Every cluster works out for itself which units are its own.
+Every cluster computes by itself which units it takes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.oracle import group_rows
 TILE_K = 64  # rows or columns of 128 bytes
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
-TILE_CHANGE = 2  # what it costs, in steps of the mainloop
-FEW_STEPS = 66  # of a group of as many rows as in the mean, in all its units
+TILE_CHANGE = 2  # cost of the change of tiles, in steps of the mainloop
+FEW_STEPS = 66  # if all units of an average group have no more steps, units go in turn
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Problem:
     clusters: int = 1
 
     def windows(self) -> np.ndarray:
-        """The rows [start, end) of each local group: [batches, local_groups, 2]."""
+        """Returns the rows [start, end) of each local group: [batches, local_groups, 2]."""
         sizes = np.broadcast_to(self.group_sizes, (self.batches, self.group_sizes.shape[-1]))
         offsets = np.broadcast_to(self.group_offset, self.batches)
         return np.array(
@@ -55,7 +55,7 @@ class Problem:
 
 @pytest.fixture(scope="module")
 def schedule(schedules):
-    """problem -> its tiles, a record array with FIELDS, in the order of their units."""
+    """Maps a problem to its tiles, a record array with FIELDS, in the order of their units."""
 
     def run(problem: Problem, **options: bool) -> np.recarray:
         function = getattr(schedules, f"{problem.op}_tiles")
@@ -81,9 +81,9 @@ def schedule(schedules):
 
 @pytest.fixture(scope="module")
 def compiled_tiles(schedules):
-    """op -> the tiles that kernels were compiled for, as arguments of Problem.
+    """Maps an op to the tiles that kernels were compiled for, as arguments of Problem.
 
-    How the warpgroups of a CTA divide its tiles does not change which ones it gets.
+    How the warpgroups of a CTA divide tiles does not change which tiles the CTA gets.
     """
 
     def of(op: str) -> list[dict[str, int]]:
@@ -106,7 +106,7 @@ def check(problem: Problem, tiles: np.recarray) -> None:
 
 
 def check_units(problem, tiles):
-    """Units count from zero, and each has a tile for every CTA of the one cluster that takes it."""
+    """Checks that units count from zero, and that each has a tile for every CTA of a cluster."""
     units = len(tiles) // problem.cluster
     np.testing.assert_array_equal(tiles.unit, np.repeat(np.arange(units), problem.cluster))
     np.testing.assert_array_equal(tiles.rank, np.tile(np.arange(problem.cluster), units))
@@ -117,7 +117,7 @@ def check_units(problem, tiles):
 
 
 def check_pairs(problem, tiles):
-    """CTAs of a unit take the same steps on the same group, and share what they say they share."""
+    """Checks that CTAs of a unit take the same steps of one group, and share what `share` says."""
     for rank in range(problem.cluster):
         check_turns(problem, tiles[rank :: problem.cluster])
     if problem.cluster == 1:
@@ -141,10 +141,10 @@ def are_small(problem, units):
 
 
 def check_turns(problem, units):
-    """Units of equal cost are dealt out in turn, others to the cluster that is free first.
+    """Checks that units of equal cost go to clusters in turn, others to the one that is free first.
 
-    To keep accounts of groups takes longer than groups of little work: those are dealt out in turn
-    as well.
+    If groups have little work, their units also go in turn, because finding the cluster that is
+    free first would take longer than the work.
     """
     if problem.op == "ragged_noncontracting" or are_small(problem, units):
         np.testing.assert_array_equal(units.owner, units.unit % problem.clusters)
@@ -156,8 +156,8 @@ def check_turns(problem, units):
         assert owner == cluster
         heapq.heapreplace(loads, (load + cost, cluster))
 
-    # A long tile that came last would have the other clusters wait. With few steps to a group,
-    # writing results takes most of the time, and long tiles among the others hide that.
+    # If a long tile came last, other clusters would wait, so long tiles come first. With few steps
+    # a group, writing results takes most of the time, and long tiles between others hide that.
     mean = problem.m // problem.group_sizes.shape[-1]
     if mean > 2 * TILE_K:
         hot = rows > 2 * mean
@@ -165,14 +165,14 @@ def check_turns(problem, units):
 
 
 def in_columns(problem, tiles):
-    """The tiles inside the result: a pair at the end of an odd row has one past the last column."""
+    """Returns the tiles inside the result. In an odd row, the last pair has one tile outside."""
     outside = tiles.n >= problem.n
     assert (tiles.rank[outside] == 1).all() and (tiles.share[outside] == LHS).all()
     return tiles[~outside]
 
 
 def check_noncontracting(problem, tiles):
-    """Each row of the result, owned by a group or not, is in one tile of each tile column."""
+    """Checks that each row of the result, owned or not, is in one tile of each tile column."""
     tiles = in_columns(problem, tiles)
     windows = problem.windows()
     start, end = tiles.begin + tiles.head, tiles.begin + tiles.extent
@@ -199,7 +199,7 @@ def check_noncontracting(problem, tiles):
 
 
 def check_contracting(problem, tiles):
-    """Each output tile of each local group is there once, with the steps of that group's rows."""
+    """Checks that each tile of a local group is there once, with the steps of the group's rows."""
     tiles = in_columns(problem, tiles)
     assert ((0 <= tiles.m) & (tiles.m < problem.k)).all()
     assert ((0 <= tiles.group) & (tiles.group < problem.local_groups)).all()
@@ -218,7 +218,7 @@ def check_contracting(problem, tiles):
 
 
 def random_problem(rng: np.random.Generator, op: str, tiles: list[dict[str, int]]) -> Problem:
-    """Anything a caller can ask for, mostly small, around the boundaries that matter."""
+    """Returns a random problem, mostly small, with sizes around the boundaries that matter."""
     m = int(rng.choice([1, 2, 63, 64, 65, 127, 128, 129, 256, 257, 700, 2500]))
     groups = int(rng.choice([1, 2, 3, 8, 31, 32, 33, 40, 64, 65, 100]))
     local = groups if rng.random() < 0.5 else int(rng.integers(1, groups + 1))
@@ -291,7 +291,7 @@ def test_all_patterns_of_empty_groups(op, schedule, compiled_tiles, rng):
 @OPS
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 5, 9])
 def test_every_shape_of_a_groups_grid_of_tiles(op, columns, schedule, compiled_tiles):
-    """The order of tiles in a group depends on how many there are, in bands of many rows."""
+    """The order of a group's tiles depends on their number, because they come in bands of rows."""
     for tile in compiled_tiles(op):
         for rows in (*range(1, 20), 24, 25, 33, 64, 65, 66, 129):
             m, k = rows * tile["tile_m"], 100
@@ -303,7 +303,7 @@ def test_every_shape_of_a_groups_grid_of_tiles(op, columns, schedule, compiled_t
 
 
 def test_sizes_of_the_largest_ragged_dimension(schedule, compiled_tiles):
-    """The running sum neither overflows nor passes m."""
+    """The running sum of group sizes neither overflows nor passes m."""
     op, m = "ragged_contracting", 2**31 - 2**10
     sizes = np.array([2**31 - 1, 5, 2**31 - 1, -(2**31), 2**30])
     for tile in compiled_tiles(op):
@@ -325,7 +325,7 @@ def test_clusters_can_share_all_rows(schedule, compiled_tiles, rng):
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_unowned_rows_can_do_without_tiles(schedule, offset, rng):
-    """The others keep theirs, in their order."""
+    """Owned rows keep their tiles, in the same order."""
     sizes = rng.integers(0, 300, 6)
     problem = Problem(
         "ragged_noncontracting", sizes, np.array([offset]), 1, 3, m=int(sizes.sum()) + 700, k=100,

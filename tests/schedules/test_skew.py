@@ -1,5 +1,5 @@
-"""Cutting the tiles of weight gradients of unequal groups: the schedule that the kernels run, here
-on the CPU, and plans."""
+"""The tiles of weight gradients of unequal groups are cut: the kernels' schedule, run on the CPU,
+and plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.plans import contracting_plan
 HANDS_OVER = -1
 CLUSTERS = H200.multiprocessors // DEFAULT_TILE.cluster
 KERNEL_TILE = DEFAULT_TILE.sizes()
-END = 2**31 - 1  # of a chain
+END = 2**31 - 1  # the end of every chain
 LEAST_PIECE = 8
 PIECE_FIELDS = (
     "owner rank batch group begin extent head m n k_tiles share first_step partials slot".split()
@@ -32,13 +32,13 @@ PIECE_FIELDS = (
 def ranges_of(
     schedules, chains: int, length: int, clusters: int, longest: int | None = None
 ) -> np.recarray:
-    """Ranges of chains that are one tile each, unless `longest` says otherwise."""
+    """Returns the ranges of chains of one tile each, or of tiles of up to `longest` steps."""
     rows = schedules.chain_ranges(chains, length, length if longest is None else longest, clusters)
     return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
 
 
 def check_chains(ranges: np.recarray, chains: int, length: int, clusters: int) -> None:
-    """Every step of every chain once, its parts in order, later ones earlier in the grid."""
+    """Checks that parts have each step of a chain once, and later parts have earlier clusters."""
     assert len(ranges) == 0 or ranges.chain.max() < chains
     by_chain = np.sort(ranges, order=["chain", "begin"]).view(np.recarray)
     assert sorted(set(by_chain.chain)) == list(range(chains))
@@ -47,7 +47,7 @@ def check_chains(ranges: np.recarray, chains: int, length: int, clusters: int) -
     assert (by_chain.begin[firsts] == 0).all() and (by_chain.end[lasts] == END).all()
     np.testing.assert_array_equal(by_chain.begin[~firsts], by_chain.end[~lasts])
     assert (by_chain.end > by_chain.begin).all() and (by_chain.begin < max(length, 1)).all()
-    # All parts have a place for their sum, in the order of the chain.
+    # Parts are numbered in the order of the chain, so that each has a place for its sum.
     starts = np.maximum.accumulate(np.where(firsts, np.arange(len(firsts)), 0))
     np.testing.assert_array_equal(by_chain.part, np.arange(len(firsts)) - starts)
     later = by_chain.cluster[~firsts]
@@ -75,7 +75,7 @@ def test_every_number_of_chains(clusters, length, schedules):
 
 @pytest.mark.parametrize("length", [514, 1026])
 def test_shares_are_nearly_equal(length, schedules):
-    """Little time is lost, whether few chains are left over or many."""
+    """The busiest cluster has little more than the mean, for any number of chains."""
     for chains in range(4, 8 * CLUSTERS):
         ranges = ranges_of(schedules, chains, length, CLUSTERS)
         loss = longest(ranges, length, CLUSTERS) - chains * length / CLUSTERS
@@ -83,7 +83,7 @@ def test_shares_are_nearly_equal(length, schedules):
 
 
 def test_longest_chains(schedules):
-    """Nothing overflows."""
+    """Nothing overflows in chains of the largest length."""
     length = 2**24 - 1
     for clusters in (57, CLUSTERS, 144):
         for chains in range(1, clusters):
@@ -113,16 +113,16 @@ def pieces_of(
 
 
 def chain_of(problem: Problem) -> tuple[int, int]:
-    """Steps of all groups and of the longest one, each with the change of tiles."""
+    """Returns the steps of all groups and of the longest group, with the cost of tile changes."""
     start, end = np.moveaxis(problem.windows(), -1, 0)
     steps = (-(-(end - start) // TILE_K) + TILE_CHANGE)[end > start]
     return int(steps.sum()), int(steps.max(initial=0))
 
 
 def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
-    """Every step of every tile once; sums arrive in their places, in order, without a deadlock.
+    """Checks that each step of a tile is computed once, and sums arrive without a deadlock.
 
-    Returns how many sums are handed over.
+    Returns the number of sums that are handed over.
     """
     first, second = pieces[0::2], pieces[1::2]
     assert (first["rank"] == 0).all() and (second["rank"] == 1).all()
@@ -167,7 +167,7 @@ def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
         covered, np.broadcast_to(has_rows[..., None, None], covered.shape).astype(int)
     )
 
-    # The sums that a cluster adds are those of its tile, one after the other.
+    # A cluster adds the sums of the later steps of its own tile, in their order.
     slots = first.slot[gives]
     assert len(set(slots)) == len(slots)
     assert ((0 <= slots) & (slots < most_sums)).all()
@@ -194,8 +194,8 @@ def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
 
 
 def units_of(problem: Problem, *, shares_lhs: bool = False) -> int:
-    """Units of work of each group: pairs of tiles, along M as far as possible unless all are along
-    N."""
+    """Returns how many units of work a group has. A unit is a pair of tiles along M if possible, or
+    always along N with `shares_lhs`."""
     rows, columns = -(-problem.k // problem.tile_m), -(-problem.n // problem.tile_n)
     if shares_lhs:
         return rows * -(-columns // 2)
@@ -216,7 +216,7 @@ def test_random_problems(schedules, rng):
             clusters=int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS])),
         )
         length, most = chain_of(problem)
-        # The kernel's idea of the length is an estimate.
+        # The kernel only estimates the length, so try other lengths as well.
         length = int(rng.choice([length, length, length // 2, 2 * length]))
         most = int(rng.choice([most, most // 8, 8 * most]))
         shares_lhs = bool(rng.integers(2))
@@ -260,14 +260,14 @@ def test_every_number_of_units(units, schedules, rng):
         )
         loads = np.bincount(pieces.owner[::2], pieces.k_tiles[::2], minlength=CLUSTERS)
         ranges = ranges_of(schedules, units, length, CLUSTERS, most)
-        # No more than the chains say, but for what is left to the other side of a cut.
+        # Pieces are as long as the ranges, except that one side of a cut may take a few steps more.
         assert loads.max() <= longest(ranges, length, CLUSTERS) + 2 * LEAST_PIECE
 
 
 @pytest.mark.parametrize("columns", [72, 128, 500])
 def test_few_tiles_of_many_groups(columns, schedules, rng):
-    """No cluster has much more than its share or the shortest piece that is worth it, and none adds
-    up sums for longer than pieces are."""
+    """No cluster has much more steps than its share, or than the shortest useful piece. Adding sums
+    takes no longer than the steps."""
     for _ in range(20):
         sizes = sizes_of.zipf(rng, 32768, 64)
         problem = Problem(
@@ -308,7 +308,7 @@ def worthwhile_length(schedules, sizes, units, *, m=None, room=10**6, clusters=C
 
 
 class TestDecision:
-    """Whether tiles are cut at all."""
+    """The kernel decides from the group sizes whether tiles are cut at all."""
 
     @pytest.mark.parametrize(
         "groups, m, units", [(128, 65536, 24), (8, 32768, 224), (8, 8192, 896)]
@@ -330,7 +330,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, 40) == 2 * (-(-20000 // TILE_K) + TILE_CHANGE)
 
     def test_zeros_are_worth_it(self, schedules):
-        """Full waves, nothing to cut, but most groups are empty."""
+        """Cuts pay even in full waves if most groups are empty: idle warps then write the zeros."""
         assert worthwhile_length(schedules, sizes_of.one_hot(32768, 256, 7), CLUSTERS) > 0
         assert worthwhile_length(schedules, [32768], CLUSTERS) == 0
 
@@ -348,7 +348,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, 24, room=0) == 0
 
     def test_hostile_sizes(self, schedules, rng):
-        """Any sizes have an answer, and the pieces are right."""
+        """Whatever the kernel decides for hostile sizes, its pieces are right."""
         for _ in range(200):
             groups = int(rng.choice([1, 3, 40]))
             sizes = sizes_of.hostile(rng, 20000, groups)
@@ -415,7 +415,7 @@ class TestPlan:
     @pytest.mark.parametrize("units", [1, 40, 2**16 - 1, 2**16])
     @pytest.mark.parametrize("groups", [2, 1024, 1025])
     def test_the_kernel_agrees_where_sizes_matter(self, rows, units, groups, schedules):
-        """The plan has room if sizes can be such that the kernel cuts."""
+        """Plans have room for sums wherever the kernel cuts tiles for some group sizes."""
         sizes = sizes_of.one_hot(rows, groups, 1)
         cut = worthwhile_length(schedules, sizes, units) > 0
         possible = skew_is_possible(rows=rows, units=units, groups=groups)

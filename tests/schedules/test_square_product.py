@@ -15,7 +15,7 @@ TILE = pytest.mark.parametrize("tile", [64, 128])
 
 @pytest.fixture(scope="module")
 def schedule(schedules):
-    """products [[m, n, steps]] -> their tiles, a record array with FIELDS."""
+    """Maps products [[m, n, steps]] to their tiles, a record array with FIELDS."""
 
     def run(products, tile, blocks=132) -> np.recarray:
         tiles = schedules.square_product_tiles(np.asarray(products, np.int32), blocks, tile)
@@ -25,7 +25,7 @@ def schedule(schedules):
 
 
 def check(tiles, products, tile):
-    """Every tile with an element of a result is there once, with its steps, and no other."""
+    """Checks that every tile of every result is listed once with its steps, and no other tile."""
     listed = {(t.product, t.m, t.n): t.steps for t in tiles}
     assert len(listed) == len(tiles)
     for index, (m, n, steps) in enumerate(products):

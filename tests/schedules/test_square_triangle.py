@@ -13,7 +13,7 @@ TILE = pytest.mark.parametrize("tile", [64, 128])
 
 @pytest.fixture(scope="module")
 def schedule(schedules):
-    """stacks [[g, n, steps, steps on the diagonal]] -> their tiles, a record array with FIELDS."""
+    """Maps stacks [[g, n, steps, steps on the diagonal]] to tiles, a record array with FIELDS."""
 
     def run(stacks, uplo, tile, blocks=132) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
@@ -24,7 +24,7 @@ def schedule(schedules):
 
 
 def check(tiles, stacks, uplo, tile):
-    """Every tile with an element of the triangle is there once, with its steps, and no other."""
+    """Checks that every tile of the triangle is listed once with its steps, and no other tile."""
     listed = {(t.stack, t.matrix, t.m, t.n): t for t in tiles}
     assert len(listed) == len(tiles)
     for index, (g, n, steps, diagonal_steps) in enumerate(stacks):
@@ -71,7 +71,7 @@ def test_large_matrix(schedule, uplo):
 @UPLO
 def test_longest_first_and_back_and_forth(schedule, uplo, rng):
     stacks = [[3, 500, 4, 2], [2, 300, 20, 10], [5, 64, 9, 9]]
-    # A block computes first the tile that it gets last.
+    # A block first computes the tile that is dealt to it last.
     in_order = np.roll(schedule(stacks, uplo, 64, blocks=1), -1)
     assert (np.diff(in_order["steps"]) <= 0).all()
     for blocks in (2, 7, 132):
@@ -92,7 +92,7 @@ def test_blocks_are_out_of_step(schedule):
 
 
 def test_the_end_is_even(schedule):
-    """Tiles on the diagonal are half as long and dealt last: they even out what blocks have."""
+    """Tiles on the diagonal are half as long and are dealt last, so blocks end together."""
     tiles = schedule([[8, 2048, 256, 128]], "lower", 128)
     busy = np.bincount(tiles.block, tiles.steps, 132)
     assert tiles.steps.sum() / (132 * busy.max()) > 0.96

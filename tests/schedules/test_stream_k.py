@@ -1,4 +1,4 @@
-"""Cutting the last wave along K: the schedule that the kernels run, here on the CPU, and plans."""
+"""The last wave is cut along K: the kernels' schedule, run on the CPU, and plans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def records(rows: np.ndarray, names: str) -> np.recarray:
 
 
 def check_assignment(pieces: np.recarray, units: int, steps: int, clusters: int) -> None:
-    """Every step once, and sums that reach the one cluster that waits for them."""
+    """Checks that each step is there once, and each sum reaches the cluster that waits for it."""
     assert (pieces.steps > 0).all() and (pieces.first >= 0).all()
     edges = np.zeros((units, steps + 1), int)
     np.add.at(edges, (pieces.unit, pieces.first), 1)
@@ -56,13 +56,13 @@ def check_assignment(pieces: np.recarray, units: int, steps: int, clusters: int)
     for cluster, own in itertools.groupby(pieces, key=lambda piece: piece.cluster):
         own = list(own)
         assert all(a.unit < b.unit for a, b in itertools.pairwise(own))
-        # Nothing is waited for by a cluster that others wait for.
+        # A cluster hands its own sum over before it waits for other sums.
         roles = [np.sign(piece.partials) for piece in own if piece.partials]
         assert roles in ([], [-1], [1], [-1, 1])
         for piece in own:
             end = piece.first + piece.steps
             for distance in range(1, piece.partials + 1):
-                # Only clusters before this one, so what it waits for is already in the table.
+                # A cluster waits only for clusters before it, whose sums are already in the table.
                 unit, first, count = handed_over.pop(cluster - distance)
                 assert (unit, first) == (piece.unit, end)
                 end += count
@@ -74,7 +74,7 @@ def check_assignment(pieces: np.recarray, units: int, steps: int, clusters: int)
 
 
 def check_balance(pieces: np.recarray, units: int, steps: int, clusters: int) -> None:
-    """No cluster has more to do than it would have with whole units, or than plans predict."""
+    """Checks that no cluster has more steps than with whole units, or than plans predict."""
     longest = np.bincount(pieces.cluster, pieces.steps).max(initial=0)
     whole = -(-units // clusters) * steps
     cut = (pieces.partials == HANDS_OVER).any()
@@ -101,7 +101,7 @@ def test_every_number_of_units(clusters, steps, schedules):
 @pytest.mark.parametrize("clusters", [1, 2, 3, 7, 64, 264])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 23, 45])
 def test_even_shares(clusters, steps, schedules):
-    """Kernels that only read, as those of packed matrices, cut every unit."""
+    """Kernels whose time goes into reading, such as those of packed matrices, cut every unit."""
     for units in [*range(20), *np.random.randint(20, 2000, 5)]:
         pieces = records(
             schedules.even_assignment(units, steps, clusters), "cluster unit first steps partials"
@@ -133,10 +133,10 @@ def test_longest_contracted_dimension(schedules):
     ids=str,
 )
 class TestTiles:
-    """The assignment together with tiles, whose number depends on the group sizes."""
+    """Pieces of tiles are right for any group sizes, on which the number of tiles depends."""
 
     def pieces(self, op, step, schedules, problem: Problem, clusters: int) -> np.recarray:
-        """Pieces of a problem with the same number of steps, whatever the kernel's step is."""
+        """Returns the pieces of a problem. K is scaled so that every kernel has as many steps."""
         options = dataclasses.asdict(problem)
         del options["op"], options["align"], options["clusters"]
         options["k"] = options["k"] * step // TILE_K
@@ -151,7 +151,7 @@ class TestTiles:
         return np.rec.fromarrays(rows.T, names=[*names, "first_step", "partials", "slot"])
 
     def whole_tiles(self, problem: Problem, pieces: np.recarray) -> np.recarray:
-        """The tiles that are stored, with the steps that were summed up for each."""
+        """Returns the tiles that are stored, with the number of steps that each tile sums up."""
         stored = pieces[pieces.partials != HANDS_OVER].copy()
         for tile in stored:
             for distance in range(1, tile.partials + 1):
@@ -266,7 +266,7 @@ class TestPlan:
         )
 
     def test_utilization_counts_the_part_of_the_last_wave(self):
-        # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
+        # First 5 waves of 66 units and one of 54, which is too full to be cut; then 2 and one of 4.
         whole = DEFAULT_TILE
         assert self.plan(m=8 * 768).utilization == self.plan(m=8 * 768, tile=whole).utilization
         whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
@@ -373,5 +373,5 @@ class TestPrediction:
         waves = partial(stream_k_waves, clusters=66)
         assert waves(66, 100) == 1 and waves(132, 100) == 2
         assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
-        # Too short to be worth it, and too nearly full.
+        # 20 steps are too short to be worth cutting, and 60 units nearly fill the last wave.
         assert waves(67, 20) == 2 and waves(66 + 60, 100) == 2

@@ -1,4 +1,4 @@
-"""Cutting the last wave of FP8 products along K: plans."""
+"""Plans of FP8 products whose last wave is cut along K."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestPlanOfFp8:
     def test_steps_are_128_elements_long(self):
         # 136 units are two waves of 66 and one of 4, each cut into quarters.
         assert self.plan(m=8 * 256, n=17 * 256).utilization == pytest.approx(136 / (2.25 * 66))
-        # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
+        # A unit of 20 steps is too short to be cut. In steps of 64 elements it would have 40.
         tile = STREAM_K_TILE
         short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
         assert short.utilization == pytest.approx(136 / (3 * 66))

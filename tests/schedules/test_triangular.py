@@ -1,7 +1,7 @@
 """The schedule of rank-k updates, run on the CPU by the code that runs on the device.
 
-Every tile with an element of the computed triangle is computed exactly once, and nothing else is,
-but for the padding that the schedule documents.
+Every tile with an element of the triangle is computed exactly once. Nothing else is computed except
+the padding that the schedule documents.
 """
 
 import jax
@@ -26,7 +26,7 @@ def tile(schedules):
 
 
 def config_of(schedules, tile) -> dict[str, int]:
-    """The compiled configuration of a plan's tile."""
+    """Returns the compiled configuration of a plan's tile."""
     configs = [c for c in schedules.kernel_configs() if c.pop("op") == "rank_k"]
     (config,) = [c for c in configs if c == tile.sizes()]
     return config
@@ -34,7 +34,7 @@ def config_of(schedules, tile) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def schedule(schedules, tile):
-    """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
+    """Maps stacks [[g, n, steps]] to their tiles, a record array with FIELDS, in order."""
 
     def run(stacks, uplo, clusters=1, halves=False) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
@@ -85,7 +85,7 @@ def check(tiles, stacks, uplo, tile, halves=False):
         np.testing.assert_array_equal(first[field][shared], second[field][shared])
 
     if halves:
-        # Both CTAs take the same narrow tile, as many steps of it each; count the first one's.
+        # Both CTAs take half the steps of the same narrow tile. Count only the first CTA's tile.
         pairs = is_narrow(first, uplo, tile_m) & (first.m < first.extent)
         for field in ("batch", "m", "n"):
             np.testing.assert_array_equal(first[field][pairs], second[field][pairs])
@@ -95,7 +95,7 @@ def check(tiles, stacks, uplo, tile, halves=False):
         mine = tiles[tiles.group == index]
         assert (mine.extent == n).all()
         real = mine[mine.m < n]
-        # Padding: macro tiles whose lower half is outside, and the last of both diagonal runs.
+        # Padding: lower tiles of macro tiles at the edge, and the last tile of each diagonal run.
         outside = mine[mine.m >= n]
         assert (outside.share == NOTHING).sum() <= 2
         assert (outside.m[outside.share == RHS] == -(-n // tile_n) * tile_n - tile_m).all()
@@ -105,7 +105,7 @@ def check(tiles, stacks, uplo, tile, halves=False):
         assert (real.k_tiles[~narrow] == steps).all()
         assert (real.k_tiles[narrow] == -(-steps // (4 if halves else 2))).all()
 
-        # In elements of tile_m x tile_m: a narrow tile is one of them, the others are two.
+        # Count in squares of tile_m x tile_m: a narrow tile is one square, other tiles are two.
         count = -(-n // tile_m)
         computed = np.zeros((g, count, 2 * -(-count // 2) + 1), int)
         at = real.batch, real.m // tile_m, real.n // tile_m
@@ -115,7 +115,7 @@ def check(tiles, stacks, uplo, tile, halves=False):
         row, column = np.indices(computed.shape[1:])
         needed = (column <= row) if uplo == "lower" else (column >= row) & (column < count)
         assert (computed[:, needed] == 1).all()
-        # A wide tile may end past the matrix; nothing else that is not needed is computed.
+        # A wide tile may end past the matrix. No other square outside the triangle is computed.
         past = column >= count
         assert (computed[:, ~needed & ~past] == 0).all()
 
@@ -163,7 +163,7 @@ def test_narrow_tiles_in_halves(schedule, tile, uplo, rng):
 
 @UPLO
 def test_halves_where_the_last_cluster_is_done_sooner(schedules, schedule, tile, uplo, rng):
-    """The kernel's choice and the plan's, against the costs of their units in a queue."""
+    """The kernel and the plan halve narrow tiles exactly if clusters then end sooner."""
 
     def end(stack, halves):
         tiles = schedule([stack], uplo, 66, halves)
@@ -192,19 +192,19 @@ def test_large_matrix(schedule, tile, uplo):
 
 
 def narrow_units(tiles, uplo):
-    """Whether each unit has a narrow tile; one of its two tiles may be padding."""
+    """Returns for each unit whether it has a narrow tile. The other tile may be padding."""
     narrow = is_narrow(tiles, uplo, TILE_M) & (tiles.m < tiles.extent)
     return np.reshape(narrow, (-1, 2)).any(axis=1)
 
 
 def half_steps(tiles, stacks, uplo, halves=False):
-    """The work of each unit, in order."""
+    """Returns the work of each unit in half steps, in order."""
     steps = np.asarray(stacks)[:, 2][tiles.group].reshape(-1, 2).max(axis=1)
     return np.where(narrow_units(tiles, uplo), steps // 2 if halves else steps, 2 * steps)
 
 
 def unit_costs(tiles, stacks, uplo, halves=False):
-    """How long each unit keeps a cluster busy, in order."""
+    """Returns how many half steps each unit keeps a cluster busy, in order."""
     costs = half_steps(tiles, stacks, uplo, halves) + rank_k_plan.CHANGE_HALF_STEPS
     return costs + rank_k_plan.EXCHANGE_HALF_STEPS * (narrow_units(tiles, uplo) & halves)
 
@@ -213,7 +213,7 @@ def unit_costs(tiles, stacks, uplo, halves=False):
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("clusters", [1, 2, 5, 66, 72])
 def test_each_unit_goes_to_the_cluster_that_is_free_first(schedule, uplo, halves, clusters, rng):
-    """Any number of clusters does the same tiles in the same order."""
+    """The tiles and their order are the same for any number of clusters."""
     stacks = np.stack([rng.integers(1, 6, 20), rng.integers(1, 1200, 20)], axis=1)
     steps = np.sort(rng.integers(1, 30, 20))[::-1]
     stacks = np.concatenate([stacks, steps[:, None]], axis=1)

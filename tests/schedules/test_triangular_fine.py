@@ -1,6 +1,6 @@
 """The schedule of fine tiles of rank-k updates, run on the CPU by the code that runs on the device.
 
-In squares of 64 x 64, everything in the computed triangle is computed exactly once.
+Every square of 64 x 64 elements in the triangle is computed exactly once.
 """
 
 import jax
@@ -19,7 +19,7 @@ UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 @pytest.fixture(scope="module")
 def schedule(schedules):
-    """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
+    """Maps stacks [[g, n, steps]] to their tiles, a record array with FIELDS, in order."""
 
     def run(stacks, uplo, clusters=1) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
@@ -32,7 +32,7 @@ def schedule(schedules):
 
 
 def squares(tile, uplo) -> list[tuple[int, int]]:
-    """Rows and columns of the squares that a CTA computes of a unit, in squares."""
+    """Returns the squares of a unit that a CTA computes: row and column, counted in squares."""
     m, n = tile.m // 64, tile.n // 64
     if tile.share != BOTH:
         return [(m + i, n + j) for i in range(2) for j in range(2)]
@@ -48,7 +48,7 @@ def squares(tile, uplo) -> list[tuple[int, int]]:
 
 
 def check_shares(first, second, uplo):
-    """Both tiles of a unit have the rows that their cluster shares."""
+    """Checks that both tiles of a unit have the rows that the two CTAs share."""
     longer, shorter = ("m", "n") if uplo == "lower" else ("n", "m")
     shared = LHS if uplo == "lower" else RHS
     np.testing.assert_array_equal(first.share, second.share)
@@ -72,7 +72,7 @@ def check(tiles, stacks, uplo):
             for row, column in squares(tile, uplo):
                 computed[tile.batch, row, column] += 1
         triangle = np.tri(count, dtype=int) if uplo == "lower" else np.tri(count, dtype=int).T
-        # Past the edge, in the last row of squares, only what diagonal units have may be computed.
+        # Past the edge of the matrix, only the last diagonal unit may compute squares.
         used = -(-n // 128) * 2
         np.testing.assert_array_equal(computed[:, :used, :used], [triangle[:used, :used]] * g)
         computed[:, :used, :used] = 0

@@ -41,7 +41,7 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     out = jgg.scaled_ragged_dot_contracting(*columns, sizes, num_rows=M, **on_gpu)
     columns = [np.asarray(x) for x in columns]
     fp8_oracle.check(out, fp8_oracle.contracting(*columns, sizes, M))
-    # More than two tiles of 256 x 256 for each processor, which take a kernel of their own.
+    # Another kernel takes matrices of more than two tiles of 256 x 256 for each processor.
     many = random(rng, (34, 512, 1024), jnp.bfloat16)
     values, scales = fp8_oracle.quantize(many[-1], (128, 128), jnp.float8_e4m3fn)
     for got, want in zip(
@@ -102,7 +102,7 @@ def fp8(rng: np.random.Generator) -> int:
 
 
 def fp8_mlps(rng: np.random.Generator) -> int:
-    """Runs the elementwise steps alone, also with partial blocks, and layers with gradients."""
+    """Runs elementwise steps on whole and partial blocks, and whole layers with gradients."""
     launches = 0
     for activation, (rows, columns) in product(
         ("silu", "swiglu_oai"), ((1, 128), (129, 200), (65, 203), (300, 256))

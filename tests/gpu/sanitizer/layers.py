@@ -26,7 +26,7 @@ from tests.support.ops import (
 
 
 def expert_mlps(rng: np.random.Generator) -> int:
-    """Runs gradients with tiles of either width, and weight gradients also with rows of tokens."""
+    """Runs gradients in wide and narrow tiles, and weight gradients of rows and of tokens."""
     launches = 0
     for (weighted, hidden), activation in product(
         ((False, N), (True, 200)), ("silu", "swiglu_oai", "gelu")
@@ -44,7 +44,7 @@ def expert_mlps(rng: np.random.Generator) -> int:
     options = dict(m=M, embed=K, hidden=200, activation="relu2", with_up=False)
     operands, results = check_gated(rng, sizes, **options)
     check_gradient(rng, operands, results, sizes, 0, "relu2")
-    # Tiles that are cut, and zeros that other warps write.
+    # With one long group, tiles are cut, and other warps write zeros.
     for tokens in (None, 40):
         check_paired_weights(
             rng, sizes_of.one_hot(5000, 4, 2), m=5000, embed=264, hidden=200, tokens=tokens
@@ -67,7 +67,7 @@ def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
 
 
 def packed_weights(rng: np.random.Generator) -> int:
-    """Multiplies packed weights with either kernel, and unpacks weights."""
+    """Multiplies by packed weights, streamed or decoded, and unpacks weights."""
     launches = 0
     for format in ("mxfp4", "int4", "int8"):
         q = jgg.quantize(jnp.asarray(rng.standard_normal((4, 200, 136)), jnp.float32), format)

@@ -38,7 +38,7 @@ def symmetric_updates(rng) -> int:
 
 
 def short_updates(rng) -> int:
-    """Runs updates of fewer steps than stages, of as many, and of more.
+    """Runs updates with fewer steps than the kernel has stages, with as many, and with more.
 
     A thread block may end before the other one of its cluster, which must then neither copy to it
     nor arrive at its barriers (`csrc/sm90/mainloop/fine.h`).
@@ -76,7 +76,7 @@ def lists_of_products(rng) -> int:
 
 
 def symmetric_products(rng) -> int:
-    """Computes one triangle of products, which add diagonals, C or their own first factor."""
+    """Computes one triangle of each product, and adds a diagonal and C or the first factor."""
     forms = list(product((SYRK, SYR2K, SYMM), (False, True), ("lower", "upper"), (False, True)))
     for update, transpose, uplo, own in forms:
         symmetric_product(rng, update, (3, N, N), jnp.bfloat16, transpose, uplo, own)
@@ -84,7 +84,7 @@ def symmetric_products(rng) -> int:
 
 
 def float32_symmetric_products(rng) -> int:
-    """Computes short sums in a separate part: racecheck needs minutes for six products a step."""
+    """Computes only short sums, because racecheck needs minutes for six products a step."""
     forms = list(product((SYRK, SYR2K, SYMM), (False, True)))
     for update, transpose in forms:
         symmetric_product(rng, update, (1, N, 72), jnp.float32, transpose, "lower", False)
@@ -93,7 +93,7 @@ def float32_symmetric_products(rng) -> int:
 
 
 def symmetric_product(rng, update, shape, dtype, transpose, uplo, own) -> None:
-    """Checks one product; with `own`, the first factor of a square shape is added."""
+    """Checks one product. With `own`, the shape is square, and C is the first factor."""
     g, n, k = shape
     a, b = (random(rng, (g, k, n) if transpose else shape, dtype) for _ in range(2))
     c = a if own else random(rng, (g, n, n), dtype)

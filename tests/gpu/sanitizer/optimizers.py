@@ -8,7 +8,7 @@ from tests.support import optimizer_steps as steps
 
 
 def steps_that_quantize(rng: np.random.Generator) -> int:
-    """Runs steps with whole and partial blocks, joined or not; returns the number of launches."""
+    """Runs steps on matrices with partial blocks, joined or not; returns how many it launched."""
     fp8, options = jnp.float8_e4m3fn, dict(implementation="cuda")
     for shape in oracle.SHAPES:
         for kinds in steps.MOMENTS:

@@ -71,7 +71,7 @@ def ragged_products(rng) -> int:
 
 
 def gradients_of_consumers_in_turn(rng) -> int:
-    """Computes float32 weight gradients of groups that end on a step and of groups that do not."""
+    """Computes float32 weight gradients of groups whose last step is full, and of other groups."""
     launches = 0
     for dtype in (jnp.bfloat16, jnp.float16):
         lhs, rhs = (random(rng, shape, dtype) for shape in ((M, K), (M, N)))
@@ -115,7 +115,7 @@ def products_added_in_place(rng) -> int:
 
 
 def products_with_a_cut_last_wave(rng) -> int:
-    """Multiplies at most ten units of work, each cut into four along K."""
+    """Multiplies at most ten units of work, and cuts each unit into four along K."""
     launches, k = 0, 1544
     lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
     for sizes in np.array(SIZES, np.int32):
@@ -140,7 +140,7 @@ def products_with_a_cut_last_wave(rng) -> int:
 
 
 def long_tiles(rng) -> int:
-    """Clusters begin their tiles together, in two full turns and in a part of a third one."""
+    """Computes long tiles, which all clusters begin together, in two turns and part of a third."""
     m, k, n, columns = 4500, 2568, 2056, slice(1000, 1016)
     lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in NONCONTRACTING.shapes(m, k, n, 3))
     for sizes in np.array(((1300, 1921, 1279), (1, 4400, 0)), np.int32):
@@ -168,7 +168,7 @@ def gradients_of_unequal_groups(rng) -> int:
 
 
 def float32_products_of_few_rows(rng) -> int:
-    """Runs both precisions and majors of weights. K and N are no multiples of the tile."""
+    """Runs both precisions, with weights in both majors. K and N are no multiples of the tile."""
     launches = 0
     tile = SWAPPED_FLOAT32_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
