@@ -71,7 +71,7 @@ def test_layers_have_the_same_attributes_but_for_kernels_of_one_order():
 
 
 def test_what_no_kernel_runs_is_refused():
-    """On a GPU, XLA would compute products of int32, and it promises no order of sums."""
+    """On a GPU, XLA would compute products of int32, so batch invariance is an error for them."""
     operands = array(8, 16, dtype=jnp.int32), array(2, 16, 8, dtype=jnp.int32)
     sizes = array(2, dtype=jnp.int32)
     for options in ({}, dict(implementation="cuda")):

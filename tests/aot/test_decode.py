@@ -103,7 +103,7 @@ def test_batch_invariant_layers_are_one_custom_call(h200):
 
 
 def test_columns_of_a_device_that_no_kernel_takes(extension):
-    """A device has 12 of 48 hidden columns, which are no multiple of 16 bytes."""
+    """A device has 12 of 48 hidden columns. These 24 bytes are no multiple of 16."""
     columns, whole = P(None, None, "x"), P()
     program = aot.Target(aot.H200, devices=4).compile(
         partial(layer, token_axes=()),

@@ -147,7 +147,7 @@ def test_products_beside_travelling_gradients_are_limited(target):
 
 
 def test_copy_engines_are_asked_for(target):
-    """XLA takes the options also for GPUs that are only described, and then marks ppermutes."""
+    """XLA takes the options for described GPUs too, and marks ppermutes for copy engines."""
     options = moe.expert_parallel_compiler_options(target.mesh)
     x = jax.ShapeDtypeStruct((64 * target.mesh.size, 128), BF16)
     pairs = [(i, i ^ 1) for i in range(target.mesh.size)]

@@ -94,7 +94,7 @@ class TestForward:
         assert len([i for i in program.entry if i.opcode not in FREE]) == 1
 
     def test_no_rows_are_no_kernel_of_theirs(self, h200):
-        """Without rows, no kernel quantises them, because its buffers would be empty."""
+        """Without rows, no kernel quantises tokens, because its buffers would be empty."""
 
         def run(x, wi_0, wi_1, wo, sizes, rows):
             return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, rows=rows, recipe=jgg.Recipe())
@@ -107,7 +107,7 @@ class TestForward:
 
 class TestFloat16:
     def test_elementwise_steps_are_xlas(self, h200):
-        """XLA runs them even with "cuda", and products and quantisers are kernels."""
+        """XLA runs float16 steps even with "cuda". Products and quantisers are kernels."""
         halves = [array(a.shape, jnp.float16) for a in (X, *MATRICES)]
         run = partial(gradients, recipe=jgg.Recipe(), implementation="cuda")
         program = h200.compile(run, halves[0], LOGITS, *halves[1:])
@@ -192,7 +192,7 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
     ],
 )
 def test_products_in_16_bits_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
-    """These products are gate and up in the forward pass, and the gradient of hidden backward."""
+    """Two products can read tokens in place: gate and up, and the gradient of hidden."""
     recipe = dataclasses.replace(recipe, gradient_dtype=E5M2)
 
     def loss(x, wi_0, wi_1, wo, logits):

@@ -21,7 +21,7 @@ def compiled(h200, function, *arguments, donate=()):
 
 
 def opcodes_of(text: str, array: jax.ShapeDtypeStruct) -> set[str]:
-    """Opcodes of the instructions that make float32 arrays of the shape of `array`."""
+    """Returns opcodes of the instructions that make float32 arrays of the shape of `array`."""
     size = ",".join(map(str, array.shape))
     return set(re.findall(rf"= f32\[{size}\]\S* ([\w-]+)\(", text))
 

@@ -44,7 +44,7 @@ def test_one_kernel_for_a_list(options, h200):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
-    """The pass that masks a triangle then reads half the bytes of float32 sums."""
+    """XLA writes 16-bit products, so the pass that masks a triangle reads half the bytes."""
     call = partial(jgg.grouped_syrk, implementation="xla")
     program = h200.compile(call, array(8, 256, 64, dtype=dtype))
     products = [i for i in program.entry if "gemm" in i.name]
@@ -151,7 +151,7 @@ def test_float32_derivatives(h200):
 
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 4
     program = h200.compile(lambda a, b, da, db: jax.jvp(loss, (a, b), (da, db)), *arrays)
-    # One kernel computes the update, and one more each of its two tangents.
+    # One kernel computes the update, and two more compute the updates of the tangents.
     assert program.kernels == {"rank_k_f32": 3}
 
 
@@ -164,7 +164,7 @@ def test_float32_derivatives(h200):
     ],
 )
 def test_muon_has_a_few_kernels_for_all_matrices(method, updates, products, h200):
-    """Besides these kernels, XLA runs only passes before and after them."""
+    """Besides kernels for all matrices, XLA runs only passes before and after the kernels."""
     shapes = [(128, 256), (256, 128), (4, 64, 128)]
     program = h200.compile(
         lambda *x: orthogonalize(list(x), method=method),

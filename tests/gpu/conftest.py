@@ -9,7 +9,7 @@ from tests.support import families
 
 @pytest.fixture(params=[DEFAULT_TILE, NARROW_TILE], ids=str)
 def tile(request) -> TileConfig:
-    """The tiles of products of 16-bit operands that both consumers share."""
+    """The tiles of 16-bit products that both consumer warpgroups compute together."""
     return request.param
 
 

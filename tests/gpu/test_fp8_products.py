@@ -133,7 +133,7 @@ def test_few_rows_a_group(out_dtype, k, rng):
 @TILES
 @pytest.mark.parametrize("rhs_shape", [(G, NB, 8), (G, N), (G,)], ids=RHS_SCALES)
 def test_scales_in_rows_of_sixteen_bytes(rhs_shape, tile, rng):
-    """The kernels read such scales four steps at a time."""
+    """If rows of scales are multiples of 16 bytes, kernels read four steps at a time."""
     lhs, rhs = fp8(rng, (M - 3, 1008)), fp8(rng, (G, N, 1008))
     operands = lhs, scales(rng, (M - 3, 8)), rhs, scales(rng, rhs_shape)
     for sizes in (sizes_of.multinomial(rng, M - 3, G), sizes_of.any_kind(rng, M - 3, G)):

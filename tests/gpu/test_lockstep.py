@@ -35,7 +35,7 @@ def check(rng, out, lhs, rhs, sizes, offset=0):
 
 
 def short_tiles(rng):
-    """Returns sizes of groups whose last tile has few rows, and takes half as long as others."""
+    """Returns sizes of groups whose last tile has few rows, and takes half the time of others."""
     tiles = rng.multinomial(M // 128 - G, np.full(G, 1 / G))
     return (128 * tiles + rng.integers(1, 64, G)).astype(np.int32)
 

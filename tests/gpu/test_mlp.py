@@ -300,7 +300,7 @@ class TestLayer:
 
     @ACTIVATIONS
     def test_gates_that_are_zero(self, activation, rng):
-        """The slope of relu is zero at these gates, whatever up is."""
+        """The slope of relu is zero at gates that are zero, whatever up is."""
         case = mlp.case(rng, tokens=300, embed=64, hidden=72, with_rows=False, dtype=BF16)
         case.x[::3] = 0
         cotangent = random(rng, case.x.shape, BF16)

@@ -87,7 +87,7 @@ def test_lists(family, update, rng):
 
 @EVERY
 def test_a_factor_may_be_c(family, update, rng):
-    """The factor does not change, because the result is elsewhere."""
+    """The factor does not change, because the result has its own memory."""
     for n in (136, 520):
         a, b = family.draw(rng, (3, n, n)), family.draw(rng, (3, n, n))
         kept = jnp.asarray(a)

@@ -73,7 +73,7 @@ class TestPoisonedNeighbours:
 
 
 class TestPoisonedResults:
-    """The memory of a result holds NaN before, so a kernel that forgets an element is noticed."""
+    """The memory of a result holds NaN at first, so an element that a kernel forgets is noticed."""
 
     @BOTH_OPS
     @MAJORS

@@ -164,7 +164,7 @@ class TestMoves:
 
 
 def test_more_tokens_than_the_cache_holds(rng):
-    """These tokens are gathered some columns at a time."""
+    """Tokens that do not fit into the cache are gathered some columns at a time."""
     x = rng.standard_normal((20_000, 1040)).astype(BF16)
     rows = rng.integers(-1, 20_001, 30_000).astype(np.int32)
     got = moe.gather_rows(x, rows, implementation="cuda")

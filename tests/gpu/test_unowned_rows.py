@@ -1,6 +1,7 @@
 """Kernels that leave unowned rows undefined.
 
-Owned rows have the bits of kernels that write zeros. In place, unowned rows are not touched.
+Owned rows have the same bits as if kernels wrote zeros to unowned rows. Kernels that write in place
+do not touch unowned rows.
 """
 
 import jax

@@ -73,7 +73,7 @@ def test_products_have_kernels_of_one_order(k, n, g):
 
 
 def test_float32_has_one_kernel():
-    """The other float32 kernel scales all rows of a group alike, so bits depend on the rows."""
+    """The other float32 kernel scales all rows of a group alike, so rows affect each other."""
     for m in COUNTS:
         (plan,) = product(m, 4096, 4096, 4, F32, batch_invariant=True)
         assert plan.kernel.name == "swapped_64x128"
@@ -93,7 +93,7 @@ def test_packed_weights_have_kernels_that_do_not_cut_sums(format):
 
 
 def test_packed_weights_that_no_kernel_reads_for_many_rows():
-    """k is no multiple of 8, so one row takes the same kernels as many: weights are unpacked."""
+    """Kernels for many rows need a k that 8 divides. Without one, a single row unpacks too."""
     q = packed(8, 100, 384)
     for m in COUNTS:
         found = names(product(m, 100, 384, 8, rhs=q, batch_invariant=True))

@@ -1,4 +1,4 @@
-"""Layers of few tokens: which kernels sort rows, and why other layers sort rows before."""
+"""Layers of few tokens: when their kernels sort rows, and why other layers sort rows before."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_layers_that_sort_before(change, options):
 
 
 def test_batch_invariance_only_leaves_out_the_bias_of_down():
-    """XLA adds that bias to sorted rows. All other layers have the bits of kernels that sort."""
+    """XLA adds the bias of down to sorted rows. Other layers have the bits of kernels that sort."""
     b0 = array(EXPERTS, HIDDEN)
 
     def ops(*biases):

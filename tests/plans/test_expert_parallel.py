@@ -89,7 +89,7 @@ class TestChoice:
             (DSV3, 2, Wanted(), "rows"),
             (MIXTRAL, 2, Wanted(), "x"),
             (QWEN, 2, Wanted(save="x"), "x"),
-            (QWEN, 2, Wanted(chunks=2), "x"),  # asks for less memory
+            (QWEN, 2, Wanted(chunks=2), "x"),  # chunks ask for less memory
             (QWEN, 4, Wanted(), "x"),  # buffers hold four times the balanced rows
             (QWEN, 4, Wanted(buffer_factor=1.25), "rows"),
             ((8192, 2048, 256, 128, 8), 2, Wanted(), "x"),  # kernels read tokens in place
@@ -126,7 +126,7 @@ class TestBytes:
 
     @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
     def test_buffers(self, strategy):
-        """Buffers have room for all rows, for the rows of a chunk, or as `buffer_factor` says."""
+        """Buffers hold all rows, the rows of a chunk, or as many as `buffer_factor` asks for."""
         shape = Shape(*QWEN, 4)
         everything = 4 * 8192 * 8 * 2048 * 2
         assert predict(shape, strategy).buffer_bytes == everything

@@ -225,7 +225,7 @@ class TestFloat32:
 
     @pytest.fixture(autouse=True)
     def passes(self):
-        """Makes products have passes, which so small ones lack (`test_float32_tiles`)."""
+        """Gives products passes, which plans leave out for small ones (`test_float32_tiles`)."""
         with jgg.use_tiles(forward=DEFAULT_TILE, dgrad=DEFAULT_TILE):
             yield
 

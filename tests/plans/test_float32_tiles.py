@@ -76,7 +76,7 @@ def test_large_products_have_passes(sizes, precision):
 
 
 def test_the_exact_product_takes_twice_the_steps():
-    """It takes six products of parts instead of three, but its passes do not cost twice as much."""
+    """Six products of parts, instead of three, take nearly twice as long."""
     assert plan((8, 256, 4992, 88), "default", implementation="cuda").tile != DEFAULT_TILE
     problem = plan((2, 512, 4992, 88), implementation="cuda").kernel_problem
     problems = (dataclasses.replace(problem, terms=terms) for terms in (1, 3))

@@ -33,7 +33,7 @@ def noncontracting_plan(k, n, dtype=BF16, rows=ROWS, **options) -> jgg.Plan:
 
 gradient_plan = partial(contracting_plan, ROWS, 1024, groups=GROUPS)
 
-# With eight groups of 1024 rows, narrow tiles of up to 256 columns are one wave, and later two.
+# With eight groups of 1024 rows, 256 columns are one wave of narrow tiles, and more are two.
 COLUMNS = pytest.mark.parametrize(
     "n, tile",
     [(8, NARROW_TILE), (128, NARROW_TILE), (136, NARROW_TILE), (256, NARROW_TILE)]
@@ -62,7 +62,7 @@ def test_of_weight_gradients(n, tile, dtype):
 
 @pytest.mark.parametrize("n, tile", [(128, NARROW_TILE), (136, PINGPONG_TILE)], ids=str)
 def test_of_float32_results(n, tile):
-    """Narrow tiles do not pay for more columns, because ping-pong consumers hide stores."""
+    """With many rows, narrow tiles pay for only 128 columns: ping-pong consumers hide stores."""
     assert gradient_plan(n=n, out_dtype=F32).tile == tile
     gradient = partial(contracting_plan, 128 * GROUPS, 1024, groups=GROUPS)
     assert gradient(n=n, out_dtype=F32).tile == NARROW_TILE

@@ -32,7 +32,7 @@ def test_is_taken_for_float32_results(rows, dtype):
 
 
 def test_is_taken_for_results_that_xla_converts():
-    """The kernel writes float32 if operands and result have different types of 16 bits."""
+    """For another 16-bit type than that of operands, the kernel writes float32 and XLA converts."""
     assert planned(out_dtype=F16).tile == planned(out_dtype=F16, tile=TILE).tile == TILE
 
 

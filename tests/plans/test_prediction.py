@@ -149,7 +149,7 @@ def test_ranks_all_recorded_products(times):
     "name", ["main", "majors", "fp8", "rank_k", "lists", "lists_float32", "float32_highest"]
 )
 def test_ranks_the_products_of_a_record(times, name):
-    """Predictions rank the products of each record on its own too."""
+    """Predictions also rank the products within each record."""
     assert rank_correlation(times[f"h200_{name}.json"]) >= 0.9
 
 

@@ -108,7 +108,7 @@ class TestExplain:
 
     @pytest.mark.parametrize("name", ["wide", "fine"])
     def test_a_tile_that_is_asked_for(self, name):
-        """Derivatives take that tile too, even if another tile would be faster."""
+        """Derivatives take the tile that is asked for too, even if another tile would be faster."""
         tile = rank_k_plan.FINE_TILE if name == "fine" else rank_k_plan.RANK_K_TILE
 
         def loss(a, alpha):

@@ -75,7 +75,7 @@ def test_plans(op, sizes, in_bf16):
     ids=str,
 )
 def test_weights_quantised_before(sizes, alone, trained):
-    """The time of quantising weights does not count then, but that of a cast to bf16 does."""
+    """If weights are quantised before, their quantiser does not count, but a cast to bf16 does."""
     experts = [jax.ShapeDtypeStruct(x.shape, BF16) for x in recipes.operands("recipe_layer", sizes)]
     quantized = jax.eval_shape(jgg.quantize_mlp, *experts[3:6])
     for op, in_bf16 in (("recipe_layer", alone), ("recipe_layer_step", trained)):

@@ -38,7 +38,7 @@ class Problem:
     tile_m: int
     tile_n: int
     cluster: int
-    align: int = 1  # of the rows where tiles start
+    align: int = 1  # tiles start at multiples of this many rows
     clusters: int = 1
 
     def windows(self) -> np.ndarray:

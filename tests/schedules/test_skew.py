@@ -266,7 +266,7 @@ def test_every_number_of_units(units, schedules, rng):
 
 @pytest.mark.parametrize("columns", [72, 128, 500])
 def test_few_tiles_of_many_groups(columns, schedules, rng):
-    """No cluster has much more steps than its share, or than the shortest useful piece. Adding sums
+    """No cluster has many more steps than its share, or than the shortest useful piece. Adding sums
     takes no longer than the steps."""
     for _ in range(20):
         sizes = sizes_of.zipf(rng, 32768, 64)
