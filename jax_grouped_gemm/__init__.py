@@ -44,8 +44,8 @@ import warnings as _warnings
 from pkgutil import extend_path as _extend_path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# In a checkout, `python -m` finds these sources first, but only the installed package has the
-# compiled extension.
+# Search the installed package for modules too: in a checkout, `python -m` finds these sources
+# first, but only the installed package has the compiled extension.
 __path__ = _extend_path(__path__, __name__)
 
 from jax_grouped_gemm._src.arguments import check_groups
@@ -153,7 +153,7 @@ _DEPRECATED = {
     "QuantizedRows": "_src.fp8.quantize.api",
     "QuantizedWeights": "_src.fp8.quantize.api",
 }
-"""The module of each deprecated name. Exported programs refer to the classes by other names."""
+"""The module of each deprecated name. Exported programs know the classes by `serialized_name`."""
 
 
 def __getattr__(name: str):

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = []
     outcomes: list[
         TrainingRun | OutOfMemory
-    ] = []  # of all implementations, even if they ran out of memory
+    ] = []  # a result for each run, also for runs that ran out of memory
     interrupted = False
     for implementation, recipe in runs_to_make:
         try:

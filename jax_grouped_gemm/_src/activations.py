@@ -16,7 +16,7 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
-# All functions equal their limits for larger gates, in float64 too, and this gate's cube is finite.
+# All functions equal their limits for larger gates, even in float64. 1024^3 is finite in float32.
 _SATURATED = 1024.0
 
 

@@ -285,7 +285,7 @@ def evaluate_as_jax(
         ) from None
 
 
-# Cache results, because in an eager call tracing takes longer than all else before the kernel.
+# Cache results, because in an eager call tracing takes longer than all other work on the host.
 @functools.lru_cache(maxsize=1024)
 def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(

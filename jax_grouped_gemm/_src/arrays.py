@@ -122,7 +122,7 @@ def vary_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
 
 def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
     """Returns x[rows] of x [T, D] and rows [m], zero where an index is not in [0, T)."""
-    if 0 in x.shape:  # a gather from an empty array finds no index out of range
+    if 0 in x.shape:  # a gather from an empty array does not treat indices as out of range
         zeros = jnp.zeros((rows.shape[0], x.shape[1]), x.dtype)
         return vary_over(zeros, varying_axes(x, rows))
     return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)

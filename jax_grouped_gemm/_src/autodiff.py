@@ -56,7 +56,7 @@ def recomputed(
     static_argnums: int | tuple[int, ...] = (),
     policy: Callable[..., bool] | None = None,
 ) -> Any:
-    """Returns `jax.checkpoint(function)`; calls of it that JAX cannot vectorise run `function`."""
+    """Returns `jax.checkpoint(function)`. Inside a `jax.vmap` over a mesh axis it is `function`."""
     checkpointed = jax.checkpoint(function, static_argnums=static_argnums, policy=policy)
 
     @functools.wraps(function)

@@ -19,7 +19,7 @@ Tree = TypeVar("Tree")
 
 
 def barrier(operands: Tree) -> Tree:
-    """Returns `operands`, none of which XLA makes available before it has computed all of them.
+    """Returns `operands`. XLA makes each available only after it has computed all of them.
 
     A barrier orders tangents and cotangents in the same way.
     """

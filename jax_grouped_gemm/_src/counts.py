@@ -24,14 +24,14 @@ def check_counts(
     Args:
       function: name of the function, with the names of its operands in parentheses if known.
       ranks: see `op.Op.operand_ranks`.
-      operands: operands of the primitive. It counts in int32 only if one of them has this dtype.
+      operands: operands of the primitive. Kernels count in int32 only if an operand is int32.
       params: parameters of the primitive. A `tree` has the operands' names.
     """
     if not any(x.dtype == jnp.int32 for x in operands):
         return
     for place, x in enumerate(operands):
-        # Do not check a vector of values. It is a buffer that results share, and kernels count its
-        # elements in 64 bits.
+        # Do not check a vector of values: such a vector is a buffer that several results share, and
+        # kernels count its elements in 64 bits.
         if x.ndim == 1 and x.dtype != jnp.int32:
             continue
         for axis, size in enumerate(x.shape):

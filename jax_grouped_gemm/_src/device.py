@@ -22,9 +22,9 @@ class Rates:
     benchmarks/results; h200_rank_k.json has the rates of XLA's float32 products.
 
     Attributes:
-      multiprocessors: number on the chip with these rates; other chips multiply in proportion.
+      multiprocessors: number on this chip. Multiply-adds of other chips are in proportion to it.
       sixteen_bits, eight_bits, fp64: multiply-adds per second for operands of these sizes.
-      tf32, float32: the same of XLA's float32 products, at the default and the highest precision.
+      tf32, float32: multiply-adds per second of XLA, at the default and at the highest precision.
       bandwidth: bytes per second of the memory.
     """
 
@@ -64,7 +64,7 @@ class Target:
         return cls(count) if count else H200
 
     def multiply_adds(self, dtype: np.dtype) -> float:
-        """Returns multiply-adds per second for operands of `dtype`; float32 has 16-bit parts."""
+        """Returns multiply-adds per second of `dtype` operands; for float32, of 16-bit parts."""
         rates, dtype = self.rates, np.dtype(dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             rate = rates.fp64 / 4  # a complex product is four real products
@@ -83,7 +83,7 @@ class Prediction:
     """The bounds of a kernel's time.
 
     Attributes:
-      tensor_seconds: time of the tensor cores, if those without a tile are idle.
+      tensor_seconds: time of the tensor cores, some of which are idle if tiles are few.
       memory_seconds: time to read every operand and write every result once.
       split_seconds: time to split float32 operands into parts first.
     """

@@ -49,9 +49,9 @@ class Explanation:
       device: a description of the device that the plans are for.
       transfers: what the operations and layers of this package, and every `jax.shard_map`, move
         between devices.
-      of_jax: how many products `jax.lax.ragged_dot` or `jax.lax.ragged_dot_general` computes, which
-        have no plan. Inside `adapters.replace_lax` they are products that this package does not
-        support.
+      of_jax: how many products `jax.lax.ragged_dot` or `jax.lax.ragged_dot_general` computes. These
+        products have no plan. Inside `adapters.replace_lax` they are the products that this package
+        does not support.
     """
 
     plans: tuple[Plan[Any], ...]
@@ -102,9 +102,9 @@ def explain(
     If arguments are split over several devices, the plans are for the work of one device.
     `transfers` then lists the communication: operands that are gathered, and results that are
     summed over devices. Transfers of other operations, such as `jnp.dot`, are not listed. Over auto
-    axes, XLA decides how operands are split when it compiles. Therefore `explain` compiles the
-    program then, but never runs it. The operations of this package are placeholders that compute
-    nothing in this compiled program.
+    axes, XLA decides how operands are split when it compiles. If there are such axes, `explain`
+    compiles the program, but never runs it. In the compiled program, the operations of this package
+    are placeholders that compute nothing.
 
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
@@ -115,7 +115,7 @@ def explain(
       multiprocessors: number of multiprocessors of the GPU. The default is the number of JAX's
         default device if it can run the kernels, and otherwise 132, the number of an H200 and of an
         H100 SXM.
-      **kwargs: its keyword arguments, for which the same holds.
+      **kwargs: keyword arguments of `fn`, which are treated like `args`.
 
     Returns:
       An `Explanation` with a `Plan` for each grouped matmul. A plan has the shapes and dtypes of
@@ -213,7 +213,7 @@ class _Walk:
 
     def _operation(self, op: Op, eqn: Any, axis_sizes) -> Iterator[Plan[Any] | Transfer]:
         operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
-        # Under manual axes, the program has only a device's slices already.
+        # Under manual axes, the arrays of the program are already the slices of one device.
         call = None if axis_sizes else self._call(op, operands, results, eqn.params)
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
@@ -226,7 +226,7 @@ class _Walk:
             yield plan
 
     def _call(self, op, operands, results, params) -> Call | None:
-        """Returns how explicit axes or XLA split a call; None if neither says."""
+        """Returns how explicit axes or XLA split a call; None if neither types nor XLA tell."""
         if is_split_explicitly(operands):
             dims = op.dims_of(operands, results, params)
             mesh_shape = mesh_of(operands).shape

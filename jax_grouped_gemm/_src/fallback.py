@@ -1,6 +1,6 @@
 """Predicts whether XLA is faster than a kernel, for all operations.
 
-A kernel has tiles of 128 rows, and passes before it split float32 operands. XLA has smaller tiles,
+A kernel has tiles of 128 rows, and needs passes that split float32 operands. XLA has smaller tiles,
 cuts the contracted dimension, and does not split float32 operands. So small problems fall back to
 XLA: ragged products to products of all rows with every group's matrix, lists to a call for each
 product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
@@ -64,7 +64,7 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def is_open(implementation: Any) -> bool:
-    """Returns whether a plan may fall back to XLA: nothing asks for kernels or invariance."""
+    """Returns whether a plan may fall back to XLA, as nothing asks for kernels or invariance."""
     return implementation is None and _context.value != "kernels" and not is_enabled()
 
 
@@ -93,7 +93,7 @@ class Work:
       terms: products of 16-bit parts for one float32 product, 0 for other operands.
       moved_bytes: bytes of operands and results of the products.
       pass_bytes: bytes that passes before and after the products read and write.
-      passes: launches of such passes, in addition to those that each call has anyway.
+      passes: launches of these passes, without the launches that are part of every call.
       copied_bytes: bytes of copies of operands, which are temporary memory.
     """
 

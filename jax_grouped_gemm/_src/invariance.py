@@ -32,7 +32,7 @@ _context = jax.make_user_context(False)
 
 _INVARIANT = {None: Invariant.WHERE_KERNELS_RUN, "cuda": Invariant.REQUIRED}
 
-RULE = "batch invariant: only kernels that sum along k in one order; no sum is cut, none is XLA's"
+RULE = "batch invariant: only kernels that sum along k in one order and cut no sum, never XLA"
 """The text of `explain` for batch-invariant products."""
 
 

@@ -1,8 +1,8 @@
 """Lowers calls of an operation so that they stay split over devices.
 
 Over explicit axes, types say how arrays are split, and a call becomes a `jax.shard_map` of one
-device's program. Over auto axes, XLA decides when it propagates shardings, and a call becomes a
-`custom_partitioning` of the same program.
+device's program. Over auto axes, XLA decides how arrays are split when it propagates shardings, and
+a call becomes a `custom_partitioning` of the same program.
 
 This module relies on internals of JAX: the lowering context has the devices only for primitives
 that are listed in `jax._src.dispatch`. If a JAX release lacks this list, calls lower as for one
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def lower(ctx: Any, op: Any, inner: Callable[..., Any], operands, params) -> Any:
-    """Lowers a call so that it stays split, or with `inner` if nothing is split or can be."""
+    """Lowers a call so that it stays split; calls `inner` if nothing is or may become split."""
     if current_recorder():
         inner = _compute_nothing
     mesh = mesh_of(ctx.avals_in)
@@ -197,7 +197,7 @@ def with_own_functions(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContex
     the CPU would run a function that a rule for CUDA had lowered for the GPU.
 
     Raises:
-      NotImplementedError: the cache is not where it is in known releases of JAX.
+      NotImplementedError: this release of JAX keeps the cache in an unknown place.
     """
     module = ctx.module_context
     if ctx.platforms is None or len(ctx.platforms) == len(module.platforms):

@@ -4,8 +4,8 @@ The module of an operation constructs one `Op`. The `Op` makes the primitive, an
 is planned and lowered: to one call of a CUDA kernel where possible, and to the pure JAX reference
 elsewhere. `ops` lists all operations.
 
-Every operand may have a native batch dimension in front of its usual rank. The whole batch shares
-an operand without it.
+Every operand may have a native batch dimension in front of its usual dimensions. The whole batch
+shares an operand without a batch dimension.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Op:
         default they do not change.
       instead: what messages recommend if operands are split along dimensions that the operation
         needs in full on every device.
-      is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
-      is_listed: whether `explain` lists it although it is not a matmul.
-      computes: whether it computes anything, and does not only tell `explain` of a choice.
+      is_matmul: whether the operation is a grouped matmul for `explain` and checkpoint policies.
+      is_listed: whether `explain` lists the operation although it is not a matmul.
+      computes: whether the operation computes anything. If not, it tells `explain` of a choice.
       per_row: whether each row of a result depends on one row of an operand, so that the operation
         may be batch invariant.
       primitive: the primitive, which the constructor makes.
@@ -124,7 +124,7 @@ class Op:
         ops[primitive] = self
 
     def bind(self, *operands: jax.Array, **params: Any) -> Any:
-        """Binds the primitive to operands that it casts to vary over the same manual mesh axes.
+        """Casts operands to vary over the same manual mesh axes, and binds the primitive to them.
 
         Raises:
           ValueError: `check` refuses the parameters.

@@ -50,8 +50,8 @@ class Dims:
     Attributes:
       operands, results: the letters of each array, in order.
       whole: letters of dimensions that every device needs in full.
-      apart: letters of dimensions that do not affect results without them, such as those of another
-        problem of a list.
+      apart: letters of dimensions that do not affect results that lack the letter. An example is
+        the dimensions of one problem of a list, which do not affect results of other problems.
       blocks: maps letters that count blocks of `BLOCK` elements to the letters of the elements.
         Elements, and their blocks, are split only if every device gets whole blocks.
     """
@@ -130,7 +130,8 @@ class Dims:
             SdyShardingRule,
         )
 
-        # XLA would sum all results over a reduction factor, so every result must lack its letter.
+        # XLA sums all results over a reduction factor. So a letter is a reduction factor only if
+        # every result is summed over it.
         every_sum = [set(self.summed(i)) for i in range(len(self.results))]
         reduced = set.intersection(*every_sum) if every_sum else set()
         inside = {
@@ -161,7 +162,7 @@ class Dims:
 
 
 def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Returns dimensions of which only the first may be split, if it has equal sizes everywhere."""
+    """Returns dimensions. Only the first may be split, if all arrays have equal sizes along it."""
     dims = whole(operands, results)
     if len({x.shape[0] for x in (*operands, *results)}) > 1:
         return dims
@@ -174,7 +175,7 @@ def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> D
 
 
 def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
-    """Returns dimensions of which none may be split."""
+    """Returns dimensions that may not be split."""
     letters = (f"w{i}" for i in range(sum(x.ndim for x in (*operands, *results))))
     named = [tuple(next(letters) for _ in range(x.ndim)) for x in (*operands, *results)]
     count = len(operands)
@@ -186,7 +187,7 @@ def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
 
 
 def own_letters(number: int, operand: Any) -> list[str]:
-    """Returns a letter for each dimension of operand `number`, which no other operand has."""
+    """Returns letters that no other operand has, one for each dimension of operand `number`."""
     return [f"of{number}_{axis}" for axis in range(operand.ndim)]
 
 
@@ -197,7 +198,7 @@ class Split:
     Attributes:
       axes: the mesh axes along which each letter is split.
       devices: the number of devices along the axes of each letter.
-      sizes: the size of each whole dimension.
+      sizes: the size of each dimension on all devices together.
     """
 
     axes: Mapping[str, Axes]
@@ -343,7 +344,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     split = Split.of(
         dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
     )
-    # Allow a dimension to be gathered if it is split along the axes of the rows, as FSDP's weights.
+    # A dimension that is split along the axes of the rows may be gathered, as weights are in FSDP.
     of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):

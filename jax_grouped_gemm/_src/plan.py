@@ -82,7 +82,7 @@ class Kernel:
       name: the kernel's name in `explain`.
       record: the file in benchmarks/results, and the case in it, that measured this choice; None
         if a prediction justifies it.
-      lhs, rhs: formats of the operands; () means any formats, None means that rhs has that of lhs.
+      lhs, rhs: formats of the operands. () means any format, None means rhs has the format of lhs.
       out: formats of the results; None means the format of lhs.
       refuses: returns why the kernel cannot run a problem of these formats, empty if it can.
       pays: returns whether the kernel is faster than the first row, for a problem that it can run.
@@ -154,7 +154,7 @@ K = TypeVar("K", bound=Kernel)
 
 
 def always(problem: Any) -> bool:
-    """Returns True. It is `in_order` of kernels that sum in order for every problem."""
+    """Returns True, as the `in_order` of kernels that sum in order for every problem."""
     return True
 
 

@@ -9,7 +9,7 @@ from jax_grouped_gemm._src.arrays import is_static
 
 LARGEST_SIZE = 2**29
 """The limit for each dimension of an operand, and for the rows and matrices of all batches. It is
-`kMostSize` of csrc/largest_sizes.h, which says why."""
+`kMostSize` of csrc/largest_sizes.h, which explains it."""
 
 MOST_ROW_BATCHES = 65535
 """The limit for the batches of an operation that moves rows, `kMostRowBatches` in C++."""

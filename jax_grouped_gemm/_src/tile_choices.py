@@ -23,7 +23,7 @@ OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
 default) or undefined, in which case kernels neither read nor write them. `max_sms` is the most
 multiprocessors that a kernel uses, None for all."""
 PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
-"""These parameters and those of a single product: its name, and the tile that it must take."""
+"""`OPTIONS`, and the parameters of a single product: its name, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Finds transfers between devices, without running anything.
 
-Over explicit axes, types say how operands are split. Over auto axes, XLA decides how when it
+Over explicit axes, types say how operands are split. Over auto axes, XLA decides this when it
 compiles. So `explain` compiles the program inside `recording`, where the operations of this package
 compute nothing.
 """

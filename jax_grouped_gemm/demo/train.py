@@ -110,7 +110,7 @@ def train(
             raise
         failure = OutOfMemory(name, shortage(str(error), devices))
     finally:
-        # Collect now, because Flax models and the frames of an error are cycles of references.
+        # Collect garbage now, because Flax models and the frames of an error are reference cycles.
         gc.collect()
     # Do not chain the error, because its traceback would keep the state of the run alive.
     raise failure

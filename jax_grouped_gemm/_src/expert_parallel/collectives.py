@@ -1,6 +1,6 @@
 """Gathers tokens from all devices of a group, and adds up partial results on each token's device.
 
-Each operation is the other's transpose.
+Gathering is the transpose of adding up.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
     return lax.psum(y, group.summed) if group.summed else y
 
 
-# `_scatter` has the steps of `_gather` backwards, so that JAX transposes one into the other. The
-# same holds for the functions by shifts. Copies are made in float32 at least, because their
-# transpose is a sum over devices, which needs this precision.
+# `_scatter` takes the steps of `_gather` backwards, so that JAX transposes one into the other.
+# `_scatter_by_shifts` and `_gather_by_shifts` do so too. Copies are made in float32 at least,
+# because their transpose is a sum over devices, which needs this precision.
 
 
 def _gather(x: jax.Array, axes: Axes) -> jax.Array:
@@ -84,7 +84,7 @@ def _copies_by_shifts(x: jax.Array, axes: Axes) -> list[jax.Array]:
 
 
 def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
-    """Adds up partial results in the order of `_gather_by_shifts`, and rounds once."""
+    """Adds up partial results, which are in the order of `_gather_by_shifts`, and rounds once."""
     parts = jnp.split(y, lax.axis_size(axes))
     return _sum(_shifted(part, axes, shift) for shift, part in enumerate(parts))
 
@@ -92,8 +92,8 @@ def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
     """Computes `make(part)` for each source's part of `of` [sources * T, ...], and scatters it.
 
-    The device computes the parts of other devices first. These travel by shifts while it computes
-    its own part.
+    A device computes the results for other devices first. These results travel by shifts while the
+    device computes the result for itself.
     """
     own, *others = jnp.split(of, lax.axis_size(axes))
     parts = []

@@ -21,21 +21,21 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
-"""The least number of updates for each peer. XLA copies an update with one thread block, far below
-the speed of the link."""
+"""The least number of updates for each peer. XLA copies an update with one thread block, and a
+single thread block is far slower than the link."""
 
 
 class Route(NamedTuple):
-    """The rows that a device sends to each peer and gets from it: int32 [peers * updates] each."""
+    """The rows that a device sends to and gets from each peer. Fields: int32 [peers * updates]."""
 
-    input_offsets: jax.Array  # of each update, in the rows to be sent
+    input_offsets: jax.Array  # where each update begins in the rows to be sent
     send_sizes: jax.Array
-    output_offsets: jax.Array  # of each update, in the rows of the peer
+    output_offsets: jax.Array  # where each update begins in the rows of the peer
     recv_sizes: jax.Array
 
 
 class Routes(NamedTuple):
-    """The routes of rows to their experts and back; each is the transpose of the other."""
+    """The routes of rows to their experts and back. `back` is the transpose of `there`."""
 
     there: Route
     back: Route
@@ -108,8 +108,8 @@ def exchange(
       ways: the route of the rows, and the route of their cotangents.
       axes: the mesh axes of the devices.
       num_rows: rows of the result.
-      all_arrive: whether rows of the result to which nothing is sent are undefined, because no
-        caller reads them. If False, they are zero.
+      all_arrive: whether callers read only rows that arrive. If True, the remaining rows of the
+        result are undefined. If False, they are zero.
     """
     params: dict[str, Any] = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
     varying = varying_axes(rows, *ways.there) | frozenset(axes)
@@ -128,7 +128,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
         empty = lax.empty if all_arrive else jnp.zeros
         # The buffer has the type of the result.
         buffer = vary_over(empty(like.shape, like.dtype), varying)
-        # Under `vmap`, mapped rows need a mapped route: add a mapped zero. XLA folds the addition.
+        # Under `vmap`, mapped rows need a mapped route, so add a mapped zero. XLA removes the sum.
         nothing = sum(jnp.sum(x[:1, :1] != x[:1, :1], dtype=jnp.int32) for x in (rows, buffer)) * 0
         route = (x + nothing for x in route)
         return lax.ragged_all_to_all(rows, buffer, *route, axis_name=axes)
@@ -137,7 +137,7 @@ def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Arr
         return _reference(rows, route, axes, num_rows)
 
     if is_mapped_over_mesh_axis():
-        # A choice by platform would nest programs, which this `vmap` cannot map.
+        # `vmap` over a mesh axis cannot map the nested programs that a choice by platform has.
         return elsewhere(rows, there)
     return lax.platform_dependent(rows, there, cuda=on_gpu, default=elsewhere)
 

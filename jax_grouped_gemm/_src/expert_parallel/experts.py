@@ -23,7 +23,7 @@ class LocalExperts(Experts):
 
     @property
     def combines(self) -> bool:
-        """Whether `sums_on_tokens` may be called, which also reads the sums' gradients in place."""
+        """Whether `sums_on_tokens` may be called, which reads gradients of the sums in place."""
         return self.in_fp8 and not (callable(self.implementation) or self.weights_on_input)
 
     def sums_on_tokens(
@@ -34,8 +34,8 @@ class LocalExperts(Experts):
         Returns:
           The sum of each token's rows, [T, D].
         """
-        # Do not add up rows that no expert owns, because they are zero. In `token_of_row` they
-        # still name a token: loading rows without a token is slow, and products skip these rows.
+        # Do not add up rows that no expert owns, because they are zero. Products skip them, but
+        # `token_of_row` has a token for each, because loading a row without a token is slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows, sources)
         return self.mlp(rows, weights, pairs.groups, combines=True)

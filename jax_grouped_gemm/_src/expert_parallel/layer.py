@@ -71,7 +71,7 @@ def run(
 
 
 def _after(result, x, choices: Choices, experts: LocalExperts):
-    """Returns a chunk's operands, available after the previous chunk's `result`, and this result.
+    """Returns a chunk's operands, which wait for the previous chunk's `result`, and that result.
 
     The barrier bounds memory: buffers exist for one chunk at a time. In the backward pass, a chunk
     begins after the next chunk's gradients of matrices are added to their sum.
@@ -161,8 +161,8 @@ def _returned(
 
     @one_by_one.defjvp
     def _(primals, tangents):
-        # The transpose of this copies all tokens to rows at once, and does not add up a copy for
-        # each device.
+        # Differentiate `at_once`, because its transpose copies all tokens to rows at once. The
+        # transpose of `one_by_one` would add up an array of rows for each device.
         _, order, inverse, sizes, valid_rows, wanted = primals
         pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
         return one_by_one(*primals), at_once(tangents[0], pairs)
@@ -210,8 +210,8 @@ def _together(
 
     Without `overlap`, no gradient travels before all are computed, because its collective would
     wait for other devices on multiprocessors that a product needs. With several chunks, the
-    collective waits for the gradient of wo only. This gradient is then added to those of other
-    chunks, so that its memory is free for the next matrix's gradient.
+    collective waits for the gradient of wo only. This gradient is then added to the sum over
+    chunks, so that the gradient of the next matrix can use its memory.
     """
     if schedule.overlap:
         return rows, weights, experts

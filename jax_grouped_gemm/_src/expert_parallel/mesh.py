@@ -251,7 +251,7 @@ def check_options(
         names = axis_names("token_axes", token_axes)
         if len(set(names)) < len(names):
             raise ValueError(f"{FUNCTION}: token_axes names a mesh axis twice: {token_axes!r}")
-    # The returned function takes these two.
+    # The returned function takes `biases` and `quantized`, so they are no options here.
     known = inspect.signature(expert_parallel_mlp).parameters.keys() - {"biases", "quantized"}
     if unknown := [name for name in options if name not in known]:
         raise TypeError(f"{FUNCTION}: no option is called {', '.join(unknown)}")

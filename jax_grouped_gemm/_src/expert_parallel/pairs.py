@@ -16,9 +16,9 @@ class LocalPairs(NamedTuple):
     """Rows for the local experts of T tokens with k choices each, in a buffer of m rows."""
 
     order: jax.Array  # [T*k] int32, the pair of each row; pairs of other devices come last
-    inverse: jax.Array  # [T, k] int32, the row of each pair; from `valid_rows` on no row exists
+    inverse: jax.Array  # [T, k] int32, the row of each pair; rows from `valid_rows` on do not exist
     group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
-    valid_rows: jax.Array  # [1] int32, their sum
+    valid_rows: jax.Array  # [1] int32, the sum of `group_sizes`
     wanted: jax.Array  # int32 scalar, number of rows that an endless buffer would have
     num_rows: int  # m
 
@@ -71,7 +71,7 @@ def local_pairs(
 
 
 def most_local_rows(num_tokens: int, top_k: int, num_experts: int) -> int:
-    """Returns the most rows that tokens can have here, if a token chooses different experts."""
+    """Returns the most rows that tokens can have here. A token never chooses an expert twice."""
     return num_tokens * min(top_k, num_experts)
 
 

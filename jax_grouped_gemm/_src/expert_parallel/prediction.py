@@ -125,12 +125,12 @@ class Prediction:
 
     @property
     def forward_fraction(self) -> float:
-        """Speed of the forward pass, as a share of that without communication."""
+        """Speed of the forward pass, as a share of its speed without communication."""
         return self.local_forward_seconds / self.forward_seconds
 
     @property
     def step_fraction(self) -> float:
-        """Speed of both passes together, as a share of that without communication."""
+        """Speed of both passes together, as a share of their speed without communication."""
         return self.local_step_seconds / self.step_seconds
 
 
@@ -169,13 +169,13 @@ def predict(
     if save == "rows":
         backward -= _copy_seconds(shape)
     elif save == "nothing":
-        products = forward - 2 * _copy_seconds(shape)  # one copy is not repeated
+        products = forward - 2 * _copy_seconds(shape)  # only one of both copies is repeated
         backward += leg + 2 / 3 * products + _copy_seconds(shape)
     of_choices = LATENCY if sources > 1 else 0
     forward += 2 * leg + of_choices
     backward += 2 * leg + of_choices
-    # Both directions take their whole time, because NCCL's kernels take multiprocessors from
-    # products. The exception is gradients that copy engines send during weight gradients.
+    # Communication adds its whole time, because NCCL's kernels take multiprocessors from products.
+    # The exception is gradients that copy engines send during weight gradients.
     if overlap and copy_engines and sent:
         backward -= leg - fixed
     return Prediction(
@@ -218,7 +218,7 @@ def choose(
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
     if wanted.batch_invariant:
-        # Take the strategy by which each row returns, instead of partial sums of devices.
+        # Take the strategy that returns each row itself, and no partial sums of devices.
         strategies = strategies[-1:]
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]
@@ -241,8 +241,8 @@ def _with_defaults(
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":
-        # Chunks are there to save memory, so do not keep rows with them. With one source nothing is
-        # gathered, and rows are copies of the caller's own array.
+        # Users ask for chunks to save memory, so chunks keep no rows. With one source nothing is
+        # gathered, so keeping the caller's tokens, from which rows are copied, takes no memory.
         rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
         rows = rows and not shape.reads_in_place
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)

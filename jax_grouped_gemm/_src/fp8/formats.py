@@ -128,7 +128,7 @@ def view_of(flat: jax.Array, view: Shape) -> jax.Array:
 
 
 def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
-    """Returns `operands`, arrays or avals; with a `view`, it replaces the flat array."""
+    """Returns `operands` (arrays, avals) with the part `view`, if any, in place of a flat array."""
     if not view:
         return tuple(operands)
     flat, shape = operands[operand], view[1:]

@@ -28,8 +28,8 @@ KIND = "recipe"
 """The name of the coefficients in `fallback.json`."""
 
 SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
-"""16-bit elements that the quantiser loads at once. If the number of columns is not a multiple, it
-loads and stores single elements, and takes this many times as long as a copy."""
+"""16-bit elements that the quantiser loads at once. If columns are no multiple of this number, the
+quantiser loads and stores single elements, and takes BY_ELEMENTS times as long as a copy."""
 
 
 @dataclasses.dataclass
@@ -108,8 +108,8 @@ class Cost:
 
 
 ONCE, CAST = 3, 6
-"""Bytes moved to quantise a 16-bit element, and to round a float32 element to 16 bits. Weights that
-are quantised before the call are usually rounded too, but XLA removes this if nobody reads them."""
+"""Bytes moved to quantise a 16-bit element, and to round a float32 element to 16 bits. For weights
+quantised before the call, XLA removes the rounding unless something reads the rounded weights."""
 
 
 @dataclasses.dataclass(frozen=True)

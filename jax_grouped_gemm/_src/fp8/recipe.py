@@ -28,11 +28,11 @@ class Recipe:
 
     Attributes:
       forward: whether the product itself is computed in "fp8" or "bf16".
-      dgrad: the same choice for the cotangent of lhs.
-      wgrad: the same choice for the cotangent of rhs. With "bf16" nothing is quantised for this
-        product. "bf16" is faster for `fp8_ragged_dot` with short groups: with 512 rows a group,
-        transposing and quantising the operands again takes longer than an FP8 product saves. Layers
-        quantise these operands in other kernels, and are faster with "fp8".
+      dgrad: whether the cotangent of lhs is computed in "fp8" or "bf16".
+      wgrad: whether the cotangent of rhs is computed in "fp8" or "bf16". With "bf16" nothing is
+        quantised for this product. "bf16" is faster for `fp8_ragged_dot` with short groups: with
+        512 rows a group, transposing and quantising operands again takes longer than an FP8 product
+        saves. Layers quantise these operands in other kernels, and are faster with "fp8".
       forward_dtype: FP8 dtype of lhs and rhs. e4m3 is more precise than e5m2.
       gradient_dtype: FP8 dtype of the result's cotangent. The range of e4m3 suffices, because each
         block has a scale; e5m2 has more range within a block.

@@ -43,7 +43,7 @@ def _channel_encode(x: jax.Array, format: Format) -> Codes:
 
 
 def _channel_pack(codes: Codes, format: Format) -> Parts:
-    """Gives a column with a NaN code the scale NaN, because kernels decode codes by shifts."""
+    """Gives a column with a NaN code the scale NaN, because kernels decode NaN codes to numbers."""
     is_nan = jnp.isnan(codes.codes.astype(jnp.float32)).any(axis=0)
     scales = pack.pad_columns(jnp.where(is_nan, np.nan, codes.scales), 1)
     return Parts(_packed_codes(codes.codes), None, scales)
@@ -54,7 +54,7 @@ def _channel_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
 
 
 def _blocks_encode(x: jax.Array, format: Format) -> Codes:
-    """Encodes x by blocks of 1 x 128 or 128 x 128, like `quantize_blockwise`, rows or matrices."""
+    """Encodes x with a scale for each row, for all of x, or for blocks of 1 x 128 or 128 x 128."""
     assert format.scales is not None
     block, params = format.scales.block, _params(format)
     if block == (1, BLOCK):

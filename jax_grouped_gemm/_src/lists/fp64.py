@@ -95,7 +95,7 @@ def simulated(
         places = kernel.places(target)
         runs = [sorted(part, key=lambda run: -run[0]) for part in launches(kernel.side)]
         steps = [np.repeat(*np.transpose(part)) for part in runs]
-        # Blocks take tiles in turn, every other round in reverse.
+        # Blocks take tiles one after the other; every second round begins with the last block.
         busy = [busy_steps(in_turn(len(x), places, serpentine=True), x) for x in steps]
         longest = sum(int(x.max()) for x in busy)
         balance = sum(int(x.sum()) for x in busy) / places / longest

@@ -69,7 +69,7 @@ class ListOp(Op):
 
 
 def _dims(operands, results, *, num_problems, **params) -> Dims:
-    """Names dimensions: stacks may be split by matrices, but not one scale for all matrices."""
+    """Names dimensions: devices may divide the matrices of a stack, but not a scale for all."""
     dims = whole(operands, results)
     stacks = tuple(f"s{problem}" for problem in range(num_problems))
 
@@ -111,7 +111,7 @@ def by_name(operands: Sequence[Any], count: int, names: Sequence[str]) -> dict[s
 
 
 def present(**flags: Any) -> list[str]:
-    """Returns the names of the operands that no `has_` flag denies, in order."""
+    """Returns, in order, the names of the operands, without those whose `has_` flag is False."""
     return [name for name in Problem._fields if flags.get(f"has_{name}", True)]
 
 
@@ -126,8 +126,9 @@ def register_jvp(
       op: the operation.
       product_tangents: called as `product_tangents(problem, tangents)`, returns the problems
         without c whose sum is the tangent of the scaled product; their operands may be zeros.
-      place: called as `place(scaled, outside, params)`, returns `scaled` where the result adds
-        beta C to a product, and `outside`, zeros if it is None, where the result is C itself.
+      place: called as `place(scaled, outside, params)`. It returns `scaled` for the elements of the
+        result that are sums of a product and beta C, and `outside` for the elements that are C
+        itself. An `outside` of None means zeros.
     """
 
     def rule(primals, tangents, **params):
@@ -152,7 +153,7 @@ def register_jvp(
 
 
 def _on_diagonal(scale: jax.Array, like: jax.Array) -> jax.Array:
-    """Returns matrices shaped like `like`, with a matrix's number on its diagonal."""
+    """Returns matrices shaped like `like`, with the matrix's scale on each diagonal."""
     on = jnp.eye(like.shape[-1], dtype=bool)[None]
     return jnp.where(on, per_matrix(scale, like.dtype), jnp.zeros_like(like))
 

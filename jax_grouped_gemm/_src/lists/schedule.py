@@ -99,7 +99,7 @@ def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.nda
 
 
 def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
-    """Assigns units in their order, every other round in reverse if `serpentine`."""
+    """Assigns units in order. If `serpentine`, every second round begins with the last cluster."""
     schedule = np.full((cdiv(num_units, clusters), clusters), -1)
     schedule.ravel()[:num_units] = np.arange(num_units)
     if serpentine:

@@ -35,7 +35,7 @@ def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax
 def bias_rows(
     bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
 ) -> jax.Array:
-    """Returns the bias [g, n] of each row's expert: [num_rows, n], zero if it is not local."""
+    """Returns the bias [g, n] of each row's expert: [num_rows, n], zero without a local expert."""
     if 0 in (num_rows, *bias.shape):
         return jnp.zeros((num_rows, bias.shape[1]), bias.dtype)
     starts, ends = local_group_bounds(group_sizes, group_offset, bias.shape[0], num_rows)
@@ -47,8 +47,8 @@ def bias_rows(
 
 @bias_rows.defjvp
 def _bias_rows_jvp(num_rows, primals, tangents):
-    # The tangent is a product with a column of ones, whose transpose is a ragged product too. The
-    # transpose of a gather is a scatter-add, which is not reproducible on a GPU.
+    # Write the tangent as a product with a column of ones, whose transpose is a ragged product. The
+    # transpose of a gather would be a scatter-add, which is not reproducible on a GPU.
     bias, group_sizes, group_offset = primals
     ones = jnp.ones((num_rows, 1), bias.dtype)
     tangent = ragged_noncontracting(

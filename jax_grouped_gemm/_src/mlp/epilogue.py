@@ -10,7 +10,8 @@ import numpy as np
 from jax_grouped_gemm._src.activations import Activation
 
 FUNCTIONS = ("silu", "gelu", "relu", "relu2")
-"""Functions in the kernels' numbering; the first stands for all that multiply by a sigmoid."""
+"""Functions in the order of the kernels' numbers. "silu" also stands for "gelu_tanh", because both
+multiply the gate by a sigmoid."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ WEIGHTS_ON_INPUT = "weights multiply rows of x"
 
 @dataclasses.dataclass(frozen=True)
 class UnfusedLayer:
-    """A layer whose products have kernels of their own, because no fused kernel computes it."""
+    """A layer whose products run in separate kernels, because no fused kernel computes them."""
 
     layer: Layer
     reason: str
@@ -57,7 +57,7 @@ class UnfusedLayer:
     op = "expert_mlp"
 
     def plan(self) -> Plan[UnfusedLayer]:
-        """Returns the plan that `explain` shows before those of the products."""
+        """Returns the plan that `explain` shows before the plans of the products."""
         return Plan(self, COMPOSED, self.reason)
 
     def __str__(self) -> str:
@@ -90,8 +90,8 @@ class Experts:
     has_values: bool = True
 
     counts_rows: ClassVar[bool] = False
-    """Whether only the first rows are computed, whose number the device knows, and other rows of
-    results are undefined. If False, rows that no expert owns are zero."""
+    """Whether only the first rows are computed, as many as a count on the device says. Later rows
+    of results are then undefined. If False, rows that no expert owns are zero."""
 
     def __post_init__(self):
         if self.in_fp8 and (callable(self.implementation) or self.precision is not None):
@@ -114,7 +114,8 @@ class Experts:
     @property
     def options(self) -> Options:
         """The parameters of primitives."""
-        # Moves of rows end at the last valid row; only biases read later rows.
+        # Rows that no expert owns may stay undefined if nothing reads them. Moves of rows end at
+        # the last valid row, but biases read later rows.
         some = self.counts_rows and not self.reads_every_row and not self.weights.has_biases
         return Options.of(
             self.activation,
@@ -147,13 +148,13 @@ class Experts:
     ) -> tuple[Self, jax.Array]:
         """Returns these experts, without their recipe where bf16 is predicted to train faster.
 
-        Where weights are quantised already, the forward pass alone must be faster in bf16 too. If
-        the two differ, `fp8_layer.mlp` chooses for each. Weights that exist in FP8 only compute in
-        FP8.
+        If weights are quantised already, the forward pass alone must be faster in bf16 too. If only
+        one of training and the forward pass alone is faster, `fp8_layer.mlp` chooses for each.
+        Experts whose weights exist in FP8 only keep their recipe.
 
         Args:
           x: tokens, or rows.
-          rows: number of rows of all experts; these experts have their share.
+          rows: number of rows of all experts, of which these experts get a proportional share.
           groups: groups of the rows.
           sizes: an operand of the layer, such as the group sizes.
           are_copies: whether rows are copies of tokens.
@@ -186,7 +187,7 @@ class Experts:
         return plan.is_fused(*self._hidden(rows, weights, groups))
 
     def _hidden(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> tuple[Any, ...]:
-        """Returns the hidden layer as `plan.is_fused` takes an operation."""
+        """Returns the arguments with which `plan.is_fused` describes the hidden layer."""
         arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         return primitive.GATED.name, given, vars(self.options)

@@ -14,8 +14,8 @@ from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
 # Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
-# the loads of rows takes longer than copying rows once. Rows without a token are slow to load. Only
-# a caller's own `rows` (without `inverse`) may have such rows inside a group.
+# the loads of rows takes longer than copying rows once. This limit is for rows with an `inverse`:
+# without one, groups may have rows without a token, which are slow to load.
 FORWARD_COLUMNS = 2880
 
 # Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load

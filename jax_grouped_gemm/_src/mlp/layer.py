@@ -78,7 +78,7 @@ def _ragged_mlp_jvp(options, combines, primals, tangents):
     }
     if not active:
         return y, jnp.zeros_like(y)
-    # The tangent is linear in the biases of gate and up.
+    # Drop the biases of gate and up: gate and up are linear in them, so tangents need no values.
     kept = operands.with_experts(b0=None, b1=None)
     given = TangentOperands(Differentials(**active), gate, up, kept)
     return y, bind(TANGENT, given, combines=combines, **vars(options))
@@ -145,7 +145,10 @@ def _tangent_transpose(dy, *leaves, tree, combines, **options):
 def _cotangents(
     dy_rows: Rows, given: TangentOperands, wanted: Differentials, options: Options
 ) -> Differentials:
-    """Computes, from rows of dy, the cotangents of operands with an abstract array in `wanted`."""
+    """Computes the cotangents of the operands that `wanted` names, from the rows of dy.
+
+    The fields of `wanted` are abstract arrays, or None if the cotangent is not wanted.
+    """
     rows, experts, weights = given.primals.rows, given.primals.experts, given.primals.weights
     groups, wo = given.groups, experts.wo
     assert wo is not None

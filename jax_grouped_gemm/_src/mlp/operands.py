@@ -52,8 +52,8 @@ class Rows:
       x: tokens [T, D] with `rows`, else the rows [m, D].
       rows: integers [m], the token of each row. A row whose token is out of range is zero.
       inverse: integers [T, k], the rows of each token, if they are known.
-      count: int32 [1], the number of valid rows if not all are valid, only with `inverse`. Other
-        rows are undefined.
+      count: int32 [1], the number of valid rows if not all are valid. Later rows are undefined.
+        Only rows with an `inverse` may have a count.
       sources: number of devices whose tokens these are, in equal parts. This device's part is
         the first.
     """
@@ -308,7 +308,7 @@ class DownWeightsOperands:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Differentials:
-    """Tangents or cotangents of the operands of an MLP, None where they are zero."""
+    """Tangents or cotangents of the operands of an MLP. A field is None if it is zero."""
 
     b0: jax.Array | None = None
     b1: jax.Array | None = None

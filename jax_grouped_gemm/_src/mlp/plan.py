@@ -48,14 +48,14 @@ SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 
 FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
-"""Mean rows of a group up to which the kernel that reads weights once is faster, and its tile."""
+"""Mean rows a group up to which the kernel that reads weights once pays, and this kernel's tile."""
 
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). But one product keeps both gradients of the hidden layer until both
 # results are written. With two products, XLA may put a result into the place of a gradient.
 PAIRED_COLUMNS = 2048
 
-# Tiles of the gradient of hidden, which consumers take in turn.
+# Tiles of the gradient of hidden. The two consumers take turns with them.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
 # The cost of a column of a narrow tile, in columns of a wide tile. Narrow tiles read operands more
 # often. Measured: 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
@@ -286,7 +286,7 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
-    """Whether one kernel computes an operation: by shapes alone, as it decides what is traced."""
+    """Whether one kernel computes an operation, from shapes alone, as tracing depends on it."""
     return params["implementation"] != "xla" and not unfused_reason(op, operands, params)
 
 
@@ -301,7 +301,7 @@ def _has_few_rows(problem: MlpProblem) -> bool:
 
 def _may_take_few_rows(problem: MlpProblem) -> bool:
     """Whether the kernel for few rows may run. It may round differently than operations for more
-    rows, because XLA's elementwise passes have other bits than an epilogue."""
+    rows, because XLA's elementwise passes give other bits than an epilogue."""
     return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
 
 

@@ -40,8 +40,8 @@ LETTERS = dict(
     wi_0="gDF", wi_1="gDF", wi="gDU", wo="gFD", b0="gF", b1="gF", bo="gD",
     a0="mF", a1="mF", w0="gDF", w1="gDF", sizes="G", offset="o",
 )  # fmt: skip
-"""The dimensions of operands by name. `wi` has gate and up side by side, so that a part of its
-columns is not the same part of both."""
+"""The dimensions of operands by name. The columns of `wi` have another letter than F: `wi` has gate
+and up side by side, so a slice of its columns is not the same slice of gate and of up."""
 
 OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
 """Dimensions of tokens, which `rows`, `inverse` and `count` map to rows."""
@@ -64,7 +64,8 @@ def _names(tree) -> list[str]:
 
 
 def with_one_bias(operands, params, split):
-    """Returns a device's operands. If hidden features are split, only one device keeps the bias."""
+    """Returns a device's operands. If hidden features are split, only one device keeps the bias of
+    wo, because results are summed over devices."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
         by_name = zip(_names(params["tree"]), operands, strict=True)

@@ -1,7 +1,7 @@
 """The operations as compositions of ragged products: what every kernel must compute.
 
-With the reference's products they are pure JAX. With the kernels' products they run calls that no
-fused kernel takes. jvp and vmap always see these compositions.
+With the products of the reference, these compositions are pure JAX. With products by kernels, they
+run the calls that no fused kernel takes. jvp and vmap always see these compositions.
 
 Rounding: gate and up are rounded to the dtype of the operands before the activation. Hidden is
 computed from the rounded values, in float32 at least, and rounded once. So fused, composed and
@@ -157,8 +157,8 @@ def sums_of_groups(
 ) -> jax.Array:
     """Adds up each group's rows [m, n] times `weights` [m]: [num_groups, n], float32 at least.
 
-    The sums are a product of the rows with columns of their dtype, the parts of float32 weights. So
-    rows are read once, without conversion.
+    The sums are a product of the rows with columns in the dtype of the rows. If rows have 16 bits,
+    float32 weights are split into three columns. So rows are read once, without conversion.
     """
     dtype = rows.dtype
     weights = jnp.ones(rows.shape[:1], dtype) if weights is None else weights

@@ -1,8 +1,9 @@
 """Gathers each split matrix on one device, and splits results again.
 
-Matrices that are split inside are exchanged twice. Before the iteration each device gets some
-whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
-devices it is cut into chunks: copy engines bring a chunk while the device iterates on another.
+Matrices whose rows or columns are split are exchanged twice. Before the iteration each device gets
+some whole matrices, and afterwards its part of all results. All leaves share one exchange. For two
+devices the exchange is cut into chunks: copy engines bring a chunk while the device iterates on
+another chunk.
 
 Alternatively, each device iterates on its own blocks, without an exchange.
 """
@@ -25,7 +26,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.barrier import barrier
 
-# Where a device holds more than this, its matrices travel in several chunks.
+# For two devices, matrices travel in at most MOST_CHUNKS chunks, each of about this size or more.
 CHUNK_BYTES = 2**27
 MOST_CHUNKS = 4
 WORD = np.dtype(np.uint16)
@@ -36,11 +37,11 @@ Iterate = Callable[[list[jax.Array]], list[jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How the matrices [..., m, n] of a leaf are split inside.
+    """How the rows or columns of the matrices [..., m, n] of a leaf are split over devices.
 
     Attributes:
       mesh: the devices.
-      spec: what each dimension of the leaf is split over.
+      spec: the mesh axes over which each dimension of the leaf is split.
       dim: the dimension of a matrix that is split, -2 or -1.
       names: the mesh axes over which this dimension is split.
     """
@@ -56,7 +57,7 @@ class Split:
 
 
 def split_of(name: str, x: jax.Array, sharding: Any) -> Split | None:
-    """Returns how the matrices of `x` are split, None if some device has each matrix whole.
+    """Returns how the matrices of `x` are split, None if neither rows nor columns are split.
 
     Args:
       name: name of the argument, for messages.
@@ -103,8 +104,8 @@ def on_split_matrices(
       iterate: returns results shaped like matrices [..., m, n], of one dtype.
       xs: leaves [..., m, n] of one dtype.
       splits: how each leaf is split.
-      blockwise: whether each device iterates on its own blocks, without an exchange, in place of
-        whole matrices.
+      blockwise: whether each device iterates on its own blocks of matrices. If not, devices
+        exchange blocks and iterate on whole matrices.
 
     Returns:
       The results, split like the leaves. Results of blocks are scaled to the RMS that results of
@@ -137,7 +138,7 @@ def on_split_matrices(
 def _on_whole_matrices(
     iterate: Iterate, splits: Sequence[Split], *parts: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Returns this device's parts of the results for whole matrices."""
+    """Iterates on whole matrices, and returns this device's parts of the results."""
     stacks = [x.reshape(-1, *x.shape[-2:]) for x in parts]
     # Stack matrices of equal shapes, so that there is little padding.
     shapes = [(*x.shape[1:], split.dim) for x, split in zip(stacks, splits, strict=True)]
@@ -164,7 +165,8 @@ def _on_blocks(
 
 
 def _as_large_as_whole(y: jax.Array, split: Split) -> jax.Array:
-    """Scales blocks: squares of an orthogonal matrix's elements have the mean 1 / longer side."""
+    """Scales blocks so that elements have the RMS of those of whole orthogonal matrices, which is
+    1 / sqrt(longer side)."""
     whole = list(y.shape[-2:])
     whole[split.dim] *= split.devices
     ratio = max(y.shape[-2:]) / max(whole)

@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
 from jax_grouped_gemm._src.muon.exchange import Split, on_split_matrices, split_of
 
-# Not a class: `optax.inject_hyperparams` takes any callable for a schedule.
+# Not the class `jnp.float16`, because `optax.inject_hyperparams` would take it for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
 
 Method = Literal["auto", "gram", "standard"]

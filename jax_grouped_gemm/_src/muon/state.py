@@ -20,7 +20,7 @@ class MuonState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32, updates so far, under Optax's name
     mu: Any  # mean of the gradients
-    nu: Any  # mean of their squares for leaves that are no matrices, None for matrices
+    nu: Any  # mean of squared gradients for leaves that are no matrices, None for matrices
 
 
 register_namedtuple_serialization(MuonState, serialized_name="jax_grouped_gemm.optim.MuonState")

@@ -20,9 +20,9 @@ MOMENT_DTYPES = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
 class AdamWState(NamedTuple):
     """Moments of the gradients, shaped like the parameters."""
 
-    count: jax.Array  # type: ignore[assignment]  # int32, number of steps; Optax's name for it
+    count: jax.Array  # type: ignore[assignment]  # int32, number of steps, under Optax's name
     mu: Any  # mean of the gradients
-    nu: Any  # mean of their squares
+    nu: Any  # mean of squared gradients
 
 
 register_namedtuple_serialization(AdamWState, serialized_name="jax_grouped_gemm.optim.AdamWState")
@@ -37,7 +37,7 @@ class Rule(Protocol):
     def begin(
         self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
     ) -> Step:
-        """Starts a step with `factor` times `gradients`, which changes nothing unless `applies`."""
+        """Starts a step with `factor` times `gradients`. It changes nothing unless `applies`."""
 
 
 class Step(Protocol):

@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.optimizer.fused import Options, Weights, apply
 
 Path = tuple[Any, ...]
 Select = Callable[[Path, Any], bool]
-"""Returns whether to quantise a leaf, given its names from the root of the tree on, and itself."""
+"""Returns whether to quantise a leaf, given the names from the root to the leaf, and the leaf."""
 
 GATE, UP, DOWN = "wi_0", "wi_1", "wo"
 
@@ -35,7 +35,7 @@ class Member:
 
     Attributes:
       leaf: index of the leaf among all leaves.
-      part, parts: index of the leaf among those that share the array, and their number.
+      part, parts: index of the leaf among the leaves of this array, and the number of these leaves.
     """
 
     leaf: int
@@ -45,7 +45,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Leaves that are quantised together: those of an MLP, or one leaf.
+    """Leaves that are quantised together: the leaves of an MLP, or one leaf.
 
     Attributes:
       path: the place of the result in the tree of all quantised weights.

@@ -162,7 +162,7 @@ def of_stored(
 
     Args:
       read: returns the `Codes` of one matrix from its arrays. It must be a module-level function,
-        because `jax.jit` caches by it.
+        because `jax.jit` compiles again for every new function.
       stored: a pytree of arrays, which all begin with the dimensions `leading`.
       matrix: k and n.
       format: format of the codes.

@@ -121,7 +121,7 @@ def _of_columns(stored: Any) -> Codes:
 
 
 def _of_int4(stored: Any) -> Codes:
-    """Adds 8 to codes and zero points, because this package's are not negative."""
+    """Adds 8 to codes and zero points, because this package stores both as numbers in 0..15."""
     values, scales, *zeros = stored
 
     def unsigned(x):

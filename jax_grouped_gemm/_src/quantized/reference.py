@@ -69,7 +69,8 @@ def _e2m1_times(codes: jax.Array, exponents: jax.Array) -> jax.Array:
     half = jnp.where(magnitude >= 2, magnitude & 1, 0)
     exponent = exponents + jnp.where(magnitude >= 2, magnitude // 2 - 1, -is_half)
     normal = exponent << 23 | half << 22
-    # For exponent 0, shift the mantissa with its leading bit. It loses no bit, down to 2^-128.
+    # If `exponent` is 0 or -1, the result is subnormal: shift the mantissa right, with its leading
+    # bit. The shift loses no bit, because every result is a multiple of 2^-128.
     subnormal = (1 << 23 | half << 22) >> jnp.clip(1 - exponent, 0, 2)
     bits = jnp.where(exponent < 1, subnormal, jnp.where(exponent > 254, 255 << 23, normal))
     bits = jnp.where(magnitude == 0, 0, bits)
@@ -113,9 +114,10 @@ def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 def mxfp4_pack(codes: Codes, format: Format) -> Parts:
     """Packs codes, and raises the exponents of each column by `move`, so that the largest is 254.
 
-    Kernels read the bits of a code as a bfloat16, which is 2^-126 times the code's value. The
-    channel scale 2^(126 - move) corrects both, which saves kernels one multiplication for every
-    eight weights.
+    Kernels read the bits of a code as a bfloat16, which is 2^-126 times the code's value. With a
+    `move` of 254 - `largest`, the channel scale 2^(126 - move) undoes both this factor and the
+    raised exponents. The epilogue multiplies sums by the channel scale, so that the mainloop does
+    not have to.
     """
     code, exponents = codes.codes, codes.scales.astype(jnp.int32)
     is_nan = exponents == NAN_BLOCK
@@ -184,7 +186,7 @@ def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int4_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes. Groups of padding get scales of zero; padding in a group gets its zero point."""
+    """Packs codes. Groups of padding get scales of zero. Padding in a group gets its zero point."""
     code, zero = codes.codes, codes.zero_points
     groups = cdiv(round_up(code.shape[0], pack.SIDE), format.group_size or 1)
 

@@ -193,7 +193,7 @@ def ragged_dot_general(
 
     Args:
       lhs: array with exactly one ragged dimension.
-      rhs: array with one group dimension in the non-contracting mode, and with none in the others.
+      rhs: array with one group dimension in the non-contracting mode, else with none.
       group_sizes: integer array, see `ragged_dot`.
       ragged_dot_dimension_numbers: the contracting, batch, ragged and group dimensions.
       precision: see `ragged_dot`.

@@ -97,8 +97,8 @@ class Fold:
       operand_axis: axis of the factor into which the mapped axis is merged.
       result_axis: axis of the result for the same dimension.
       ragged: whether the dimension is the ragged one. The mapped axis then becomes the inner part
-        of the merged axis, so that each group's rows stay consecutive, and group sizes are
-        multiplied by its size.
+        of the merged axis, so that each group's rows stay consecutive. Group sizes are multiplied
+        by the size of the mapped axis.
     """
 
     operand_axis: int

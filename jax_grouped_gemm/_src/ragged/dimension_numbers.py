@@ -65,7 +65,7 @@ class DimensionNames:
         )
 
     def kept(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns the `names` of an operand's dimensions that the result gets from it alone."""
+        """Returns the `names` of dimensions that the result gets from this operand alone."""
         shared = {*self.batch, *self.contracting, "g"}
         return tuple(name for name in names if name not in shared)
 

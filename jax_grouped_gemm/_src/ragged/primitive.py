@@ -1,4 +1,4 @@
-"""Primitives of ragged products: two whose cotangents are the same two, and an accumulating one.
+"""Primitives of two ragged products, whose cotangents are such products, and of accumulation.
 
 For rows r of group i, y[r] = x[r] w[i] is a non-contracting product. Its cotangents are dx[r] =
 dy[r] w[i].T, which is non-contracting too, and dw[i] = sum_r x[r].T dy[r], which contracts the
@@ -147,7 +147,7 @@ ACCUMULATE = Op(
 )
 
 
-# The dimension of each factor into which a mapped axis that only this factor has is merged.
+# Where a mapped axis that only one factor has is merged: a `Fold` for lhs, and one for rhs.
 
 
 def _noncontracting_folds(params):

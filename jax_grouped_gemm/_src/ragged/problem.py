@@ -267,7 +267,7 @@ def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
 
 def cut_tile(kernel: TiledKernel) -> TileConfig:
     """Returns the tile that a kernel cuts if groups are unequal. Both consumers share a cut tile,
-    even in a ping-pong kernel, whose consumers have whole tiles each otherwise."""
+    even in a ping-pong kernel, where each consumer otherwise has tiles to itself."""
     return kernel.tile if kernel.schedule == "cooperative" else DEFAULT_TILE
 
 
@@ -303,8 +303,8 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
 def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> int:
     """Returns the bytes for all sums that `num_blocks` thread blocks can hand over.
 
-    Every cluster gets equally many units of a group. Each unit that is left over is cut into at
-    most `clusters // left_over` pieces, and one more for the clusters that remain.
+    Every cluster gets equally many whole units of a group. Clusters share the units that are left
+    over, so such a unit is cut into at most `clusters // left_over + 1` pieces.
     """
     tile = cut_tile(kernel)
     clusters = num_blocks // tile.cluster

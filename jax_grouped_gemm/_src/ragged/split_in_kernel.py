@@ -21,9 +21,9 @@ SPLIT_MOST_ROWS = 64
 """Mean number of rows of a group up to which splitting in the kernel is always faster. Reading
 weights then takes longer than multiplying them, and passes over weights take even longer."""
 
-# These numbers are fitted to products of more rows in h200_never_slower.json, at the default
+# For groups of more rows, these numbers are fitted to h200_never_slower.json, at the default
 # precision (docs/notes/float32.md). They are the time of a call, of a wave of tiles, and of each
-# step of a wave, and the share of the memory's bandwidth that is reached.
+# step of a wave, and the share of the memory's bandwidth that the kernel reaches.
 SECONDS, WAVE_SECONDS, STEP_SECONDS, SHARE = 4e-6, 1.2e-6, 1.04e-6, 0.61
 # These are the same numbers for a product after passes, whose time also grows with the groups.
 PASSES_SECONDS, GROUP_SECONDS = 14.5e-6, 0.4e-6

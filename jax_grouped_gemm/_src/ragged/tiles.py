@@ -79,7 +79,7 @@ def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> b
 
 
 def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, least: int) -> bool:
-    """Returns whether cutting the last wave pays; of few waves, it must save `least` steps."""
+    """Returns whether cutting the last wave pays. With few waves it must save `least` steps."""
     clusters = max(target.multiprocessors // tile.cluster, 1)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
@@ -99,7 +99,7 @@ def _not_for_gradients(problem: RaggedProblem) -> str:
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
-    if problem.n <= NARROW_TILE.tile_n:  # a third of each tile would be empty: 1.03 to 1.4 times
+    if problem.n <= NARROW_TILE.tile_n:  # a third of a tile is empty: 1.03 to 1.4 times as slow
         return False
     least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
     return least <= problem.m <= most

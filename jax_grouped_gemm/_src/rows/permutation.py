@@ -30,8 +30,8 @@ def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) ->
 @permute_rows.defjvp
 def _permute_rows_jvp(primals, tangents):
     # JAX transposes a gather into a scatter-add, which is slow and, in general, not reproducible
-    # on a GPU. It transposes a scatter into a gather. A permutation can be either, so write the
-    # tangent map as a scatter. Then reverse mode runs gathers only.
+    # on a GPU. JAX transposes a scatter into a gather. A permutation can be written as either, so
+    # write the tangent map as a scatter. Then reverse mode runs gathers only.
     rows, permutation, inverse = primals
     tangent, _, _ = tangents
     permuted_tangent = (

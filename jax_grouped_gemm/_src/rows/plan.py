@@ -161,7 +161,7 @@ def plan_move(
     if not reason and x.shape[-1] % kernels[0].columns:
         reason = f"rows of {dtype} are copied {kernels[0].columns} columns at a time"
     kernel = choose(kernels, avals[2], target)
-    # `needed` are operands without whose elements there is nothing to read.
+    # If an operand in `needed` has no elements, there is nothing to read.
     if op == "gather_rows":
         shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
         divisor = params["divisor"]

@@ -135,7 +135,7 @@ DOTS = Op(
 )
 
 
-# The numbers of the operands in which each operation is linear, its factors.
+# The places of each operation's factors, which are the operands in which it is linear.
 
 _FACTORS = {GATHER: (0, 3), COMBINE: (0, 3), DOTS: (0, 1)}
 

@@ -150,7 +150,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _as_opt_state(tree: Any) -> Any:
-    """Returns `nnx.OptState` variables for arrays, or for variables, whose metadata they keep."""
+    """Returns `nnx.OptState` variables for arrays or variables, with the variables' metadata."""
 
     def of(x: Any) -> nnx.Variable:
         if not _is_variable(x):
@@ -166,7 +166,7 @@ def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
     place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
     layers: dict[Path, list[MoE]] = {}
     for _, module in nnx.iter_graph(model):
-        # Take the layers that `quantize` chose. It depends on the mesh, which may have changed.
+        # Take the layers that `quantize` chose. A new choice could differ if the mesh has changed.
         if not isinstance(module, MoE) or module.quantized is None or module.formats is not None:
             continue
         paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]

@@ -66,8 +66,9 @@ class QuantizedRows(NamedTuple):
 
     These blocks are in the order of the rows, and a group's first block starts with its first row.
     Row r of block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. If a block has
-    fewer than 128 rows, the other values are zero. Unused blocks at the end have scales of one. The
-    public name is deprecated, and will be removed in 0.4. Pass on what `quantize_ragged` returns.
+    fewer than 128 rows, the values after its last row are zero. Unused blocks at the end have
+    scales of one. The public name is deprecated, and will be removed in 0.4. Pass on what
+    `quantize_ragged` returns.
     """
 
     values: jax.Array  # [m, k] FP8

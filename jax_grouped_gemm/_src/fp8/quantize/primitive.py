@@ -1,4 +1,4 @@
-"""The quantisers: shapes and semantics are those of the references.
+"""The primitives of the quantisers, with the shapes and semantics of their references.
 
 No quantiser has a derivative. All have the parameters dtype, power_of_two and implementation. Those
 with several forms also have plain and transposed, the forms to return.

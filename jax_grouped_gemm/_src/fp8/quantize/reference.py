@@ -1,7 +1,7 @@
 """FP8 quantisation in pure JAX.
 
-It gives the same bits as the CUDA kernels, except for rare elements for which XLA does not round a
-division correctly, as happens on a GPU.
+It gives the same bits as the CUDA kernels, except for rare elements, because XLA does not round all
+divisions correctly on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
 SMALLEST_SCALE = 2.0**-100
-"""Smaller scales could have inverses that overflow, and would not round all denormals to zero."""
+"""The inverse of a smaller scale could overflow, and would not round all denormals to zero."""
 
 
 def quantize_rows(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> list[jax.Array]:
@@ -65,7 +65,7 @@ def quantize_joined(
 
     Returns:
       what `quantize_blocks` returns for matrices with the columns of x, zeros up to the next
-      multiple of 128, the columns of y and zeros likewise.
+      multiple of 128, the columns of y, and zeros up to the next multiple again.
     """
     joined = side_by_side((x, y))
     return quantize_blocks(
@@ -113,7 +113,7 @@ def column_maxima(x: jax.Array, window: jax.Array) -> list[jax.Array]:
 
     Args:
       x: [m, cols].
-      window: int32 [2], the first row that counts, and the end of these rows.
+      window: int32 [2], the first row that counts, and the row after the last one that counts.
 
     Returns:
       float32 [ceil(m / 256), cols].
@@ -200,7 +200,7 @@ def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
     """Returns `x` over `scale`, rounded to FP8; infinity becomes NaN."""
     x = x.astype(jnp.float32)
     largest_value = float(jnp.finfo(dtype).max)
-    # Multiply as the kernels do: dividing each element would cost them more than memory traffic.
+    # Multiply by the inverse, as the kernels do, because divisions would limit their speed.
     scaled = jnp.clip(x * (1 / scale), -largest_value, largest_value)
     return jnp.where(jnp.isfinite(x), _round(scaled, dtype), np.nan).astype(dtype)
 

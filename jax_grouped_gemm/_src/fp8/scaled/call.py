@@ -37,11 +37,11 @@ PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 
 LHS_SCALINGS = ROW_BLOCKS, ROWS, TENSOR, COLUMN_MAJOR
 RHS_SCALINGS = MATRIX_BLOCKS, COLUMNS, GROUP
-"""Kernels know the scaling of an operand by its index here."""
+"""Scalings of operands. The index of a scaling here is its number in the kernels."""
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns `product`, which runs for each part of lhs if the plan's kernel splits lhs."""
+    """Returns a function that runs `product`, once for each part of lhs if the plan splits lhs."""
 
     @functools.wraps(product)
     def call(plan, lhs, lhs_scale, *others):
@@ -117,7 +117,8 @@ def scaled_contracting(
         return zeros(problem)
     addressable, _ = plan.launched
     if problem.scales[0] == TRANSPOSED_COLUMNS and problem.out_dtype == np.dtype(np.float32):
-        # The kernel that scales lhs at the end transposes its result, which needs 16 bits.
+        # The kernel for one scale a column stores its result transposed, in 16 bits only. For
+        # float32 results, take the kernel for scales of blocks instead.
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))
     return call_kernel(

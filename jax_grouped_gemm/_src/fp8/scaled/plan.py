@@ -41,13 +41,13 @@ With 512 or 768 columns one launch is as fast as two, but keeps both operands al
 results are ready."""
 
 FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
-"""Tiles of columns up to which reading tokens in place is faster than copying them
-(docs/notes/fp8.md), and steps whose scales are read at once."""
+"""The most tiles of columns for which reading tokens in place is faster than copying them
+(docs/notes/fp8.md), and the number of steps whose scales the kernel in place reads at once."""
 
 QUANTISED_ON_ROWS = 2**22
-"""Elements, in groups of few rows, up to which rows are quantised instead of tokens. This saves the
-one or two kernels that copy the values and scales of quantised tokens. It reads one more byte of
-each 16-bit element, or three more bytes of each float32 element, from L2."""
+"""If groups have few rows, up to this number of elements rows are quantised instead of tokens. This
+saves the one or two kernels that copy values and scales of quantised tokens. But it reads one more
+byte of each 16-bit element, or three more bytes of each float32 element, from L2."""
 
 FP8_STREAM_K_LEAST_STEPS = 96
 """The fewest steps of a stream-K product. Measured only at 112 steps and 8.2 waves, where 7 % fewer
@@ -61,7 +61,7 @@ def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
 def _is_in_blocks(problem: ScaledProblem) -> bool:
     """Whether scales change along k, so that every kernel applies them after each 128 elements.
 
-    If scales do not change, some kernels apply them at the end, and others along k.
+    Scales that are equal along k are applied at the end by some kernels, and along k by others.
     """
     return problem.scales[1] == formats.MATRIX_BLOCKS
 

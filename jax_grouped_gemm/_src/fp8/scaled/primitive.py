@@ -1,4 +1,4 @@
-"""The scaled ragged products: shapes and semantics are those of the references.
+"""The primitives of scaled ragged products, with the shapes and semantics of their references.
 
 No product here has a derivative. Operands are (lhs, lhs_scale, rhs, rhs_scale, group_sizes,
 group_offset). The batch dimension of an operand is also that of its scales.
@@ -132,7 +132,7 @@ def scaled_ragged_contracting(
 ) -> jax.Array:
     """Contracts lhs [b?, blocks, k, 128] and rhs [b?, blocks, n, 128]: [b?, num_groups, k, n].
 
-    A scale is for a column of a block or, with scales [b?, 1, k] and [b?, 1, n], for a column.
+    A scale is for a column of one block or, with scales [b?, 1, k] and [b?, 1, n], of all blocks.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile
     and view, the part of a flat array that rhs is.

@@ -107,7 +107,7 @@ def scaled_ragged_contracting(
 
     Args:
       lhs: [b?, blocks, k, 128].
-      lhs_scale: float32 [b?, blocks, k], or [b?, 1, k] where all blocks have the same.
+      lhs_scale: float32 [b?, blocks, k], or [b?, 1, k] if all blocks share the scales.
       rhs: [b?, blocks, n, 128].
       rhs_scale: float32 [b?, blocks, n] or [b?, 1, n].
       group_sizes, group_offset: see `reference.ragged_contracting`.

@@ -114,12 +114,12 @@ def grouped_gemm(
         Accumulation is in float32 at least.
       scheduler: how tiles are assigned to thread blocks. "host_precomputed": by a table made when
         the function is traced, which assigns the longest tiles first, each to the cluster of blocks
-        that is free first. "device": clusters take tiles in turn and search the list for their next
-        tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles of a
-        launch first.
+        that is free first. "device": clusters take tiles in order, and search the list for their
+        next tile. The kernel of the FP64 tensor cores always uses "device", with the longest tiles
+        of a launch first.
       sort_problems: whether problems are computed in the order of decreasing k. If False, both
-        schedulers assign tiles in turn, in the order of the list. On the FP64 tensor cores this
-        option only decides which problems share a launch. Results are always in the caller's order.
+        schedulers assign tiles in the order of the list. On the FP64 tensor cores this option only
+        decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
         "cuda" insists on the kernel; "xla" is pure JAX.
 

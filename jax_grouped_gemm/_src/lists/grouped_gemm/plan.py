@@ -44,7 +44,7 @@ MAX_PROBLEMS = 79
 MAX_MATRICES = 128
 """The most products of a launch on the FP64 tensor cores: kMaxProblems of gemm_problem.h."""
 
-# A launch of clusters takes 0.5 us longer than a launch of single CTAs, measured on an H200.
+# A launch of clusters takes this many steps (0.5 us on an H200) longer than one of single CTAs.
 CLUSTER_STEPS = 0.7
 
 
@@ -61,8 +61,8 @@ class Launch:
       kernel: the kernel that computes them.
       clusters: number of clusters that have work.
       schedule: int32 [rounds, clusters, 2]: for each round and cluster, a problem of this launch
-        and the unit of this problem that the cluster computes, -1 where it has nothing left. None
-        if the device searches for units, as it does where there is only one round.
+        and the unit of this problem that the cluster computes, -1 if the cluster has no unit left.
+        None if the device searches for units, for example because there is only one round.
       steps: predicted time of the longest cluster, in mainloop steps of a full tile; on the FP64
         tensor cores, in steps of the launch's own tile.
       balance: predicted mean time of all clusters of the device, relative to the longest.
@@ -190,7 +190,7 @@ def _best_launch(
     if terms:
         operands = [(s.g, s.m * s.k) for s in shapes] + [(s.g, s.k * s.n) for s in shapes]
         parts_bytes = float32.list_workspace_bytes(operands, terms)
-        # Every term takes the steps of a product.
+        # Each of the `terms` products of parts takes as many steps as a 16-bit product.
         shapes = tuple(s._replace(k=terms * round_up(s.k, TILE_K)) for s in shapes)
     of_list = problem.scheduler, problem.sort_problems, problem.dtype
     found = simulated(shapes, *of_list, kernels, target)

@@ -4,7 +4,7 @@ For each problem i, a stack of g matrices:
 
     out [g, m, n] = alpha a [g, m, k] b [g, k, n] + beta c [g, m, n]
 
-The product is linear in a and in b. The transpose with respect to each is such a product again.
+The product is linear in a and in b. Its transpose with respect to a or b is such a product again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _alpha_cotangents(cts, problems, params):
 
 
 def _factor_cotangents(factors, cts, problems, params):
-    """Computes one factor's cotangents, in its layout, for some problems: a list of products."""
+    """Computes a factor's cotangents for some problems, as a list of products in its layout."""
     terms, transposes_lhs, transposes_rhs = [], [], []
     stored = zip(params["transpose_lhs"], params["transpose_rhs"], strict=True)
     for ct, problem, transposes in zip(cts, problems, stored, strict=True):

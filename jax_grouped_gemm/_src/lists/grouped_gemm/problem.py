@@ -111,7 +111,7 @@ class GroupedGemmProblem:
         return "" if self.working else "there is nothing to multiply"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """Pads the rows of operands, and those of results, to these multiples of elements."""
+        """Pads rows of operands and rows of results to these two multiples of elements."""
         of_operands, of_results = multiples
 
         def pad(entry: Entry) -> Entry:
@@ -155,7 +155,7 @@ class GroupedGemmProblem:
 
     @property
     def result_bytes(self) -> int:
-        """The size of all results, and of c, which has their dtype in the kernel."""
+        """The size of all results, and of c, which the kernel reads in the results' dtype."""
         arrays = 1 + self.has_c
         return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
 

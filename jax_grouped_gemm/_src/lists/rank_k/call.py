@@ -74,7 +74,8 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
-        # A result that keeps the other triangle of c is written in place, even if XLA copies c.
+        # The kernel does not write the other triangle of a result that keeps it from c. Such a
+        # result is therefore always written over c, even if XLA has to copy c first.
         in_place=[
             not (problem.symmetrize and problem.c_is_factor[i] and not is_fp64) for i in order
         ],

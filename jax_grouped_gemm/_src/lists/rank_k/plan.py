@@ -35,7 +35,7 @@ CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     """Plans a `rank_k` from its operands' abstract values and its parameters.
 
-    If the implementation is "cuda", a kernel runs wherever it can; if not, where it is faster.
+    With implementation "cuda" a kernel runs wherever it can, otherwise only where it is faster.
     """
     problem = RankKProblem.of(avals, params)
     table = [kernel for kernel in TILES if params.get("tile") in (None, kernel.tile)]

@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.lists.rank_k import call, plan, reference
 from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
 
 using_tile = jax.make_user_context(None)
-"""The tile of all updates inside `with using_tile(tile)`, for tests of tiles not chosen."""
+"""The tile of all updates inside `with using_tile(tile)`, for tests of tiles that no plan takes."""
 
 
 def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
@@ -42,12 +42,12 @@ def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
     Args:
       problems: alpha [g], or [1] for all matrices, a and b [g, n, k] ([g, k, n] with `transpose`),
-        beta and diagonal like alpha, c [g, n, n]; b and diagonal may be missing, and beta and c
-        together.
+        beta and diagonal like alpha, c [g, n, n]. There may be no b, no diagonal, and neither beta
+        nor c.
       **params: hermitian, transpose, upper, symmetrize (see the module), result_dtype, precision,
-        implementation; `symm`, whether the product is A B^T alone where there is a b;
-        `whole_tiles`, whether no tile is cut, so that the bits of a matrix do not depend on the
-        others; `c_is_factor`, for each problem whether its c is also one of its factors.
+        implementation; `symm`, whether the product of a and b is A B^T alone; `whole_tiles`,
+        whether no tile is cut, so that the bits of a matrix do not depend on other matrices;
+        `c_is_factor`, for each problem whether its c is also one of its factors.
     """
     if using_tile.value is not None:
         params["tile"] = using_tile.value

@@ -34,7 +34,7 @@ class RankKProblem:
       stacks: the shapes.
       dtype, result_dtype: element types.
       transpose: whether operands are stored [g, k, n].
-      has_c: whether c is added, and kept in the other triangle.
+      has_c: whether c is added; the other triangle then keeps c, unless it is the mirror image.
       upper: whether the upper triangle is computed.
       symmetrize: whether the other triangle is the mirror image.
       hermitian: whether products are with the conjugate transpose.
@@ -98,9 +98,9 @@ class RankKProblem:
         return "" if launch_order(self) else "the results are empty"
 
     def padded(self, multiples: tuple[int, int], result_dtype: np.dtype) -> Self:
-        """Pads the rows of operands, and those of results, to these multiples of elements."""
+        """Pads rows of operands and rows of results to these two multiples of elements."""
         of_operands, of_results = multiples
-        # Pad no more than the results' rows need, unless the operands have rows of n.
+        # Pad n for the rows of results alone, unless rows of operands have n elements too.
         n_multiple = of_operands if self.transpose else of_results
         k_multiple = 1 if self.transpose else of_operands
         stacks = tuple(
@@ -116,7 +116,7 @@ class RankKProblem:
         return "; ".join(itertools.chain(*reasons))
 
     def sizes(self) -> dict[str, int]:
-        """Returns the sizes that kernels count, by name. A rank-2k update counts twice k."""
+        """Returns the sizes that kernels count, by name. For a rank-2k update one is twice k."""
         k = "k" if self.num_products == 1 else "twice k"
         return {
             f"{name} of stack {i}": size

@@ -64,7 +64,7 @@ def update(
     reverse = flip(product, hermitian=False)
     if symmetrize:
         # Mirror before any arithmetic, so that an element and its mirror image come from the same
-        # numbers in the same expression. Otherwise XLA may contract them differently.
+        # numbers in the same expression. Otherwise XLA may fuse multiply-adds in only one of them.
         product, reverse = _mirrored(product, upper), _mirrored(reverse, upper)
         c = None if c is None else _mirrored(c, upper)
     scale = per_matrix(alpha, dtype)
@@ -87,10 +87,10 @@ def update(
 
 
 def _with_a_zero(x: jax.Array, axis: int) -> jax.Array:
-    """Returns operands whose products stay dots.
+    """Returns `x` with a zero after its only element along `axis`, so that its products stay dots.
 
-    XLA turns a dot over one element into a multiplication, repeats it where the result is
-    mirrored, and may contract it to a multiply-add there.
+    XLA turns a dot over one element into a multiplication. It repeats the multiplication where the
+    result is mirrored, and may fuse it to a multiply-add in one of the two places.
     """
     return jnp.pad(x, [(0, 1 if i == axis else 0) for i in range(x.ndim)])
 
@@ -131,7 +131,7 @@ def fill(
     hermitian: bool,
     symmetrize: bool,
 ) -> jax.Array:
-    """Returns the computed triangle of `inside`, and its mirror image, `outside` or zeros."""
+    """Returns the computed triangle of `inside`. The rest is its mirror image, `outside` or 0."""
     if hermitian:
         inside = _with_real_diagonal(inside)
     if symmetrize:

@@ -29,8 +29,8 @@ class Cost:
         return self.step * steps + self.rest
 
 
-# Fitted to 384 matrices of [n, 2048], n from 512 to 1024, on an H100. Wide tiles on the diagonal
-# load half as much again for a step as wide tiles that share a rhs.
+# Fitted to 384 matrices of [n, 2048], n from 512 to 1024, on an H100. In each step, wide tiles on
+# the diagonal load 1.5 times as much as wide tiles that share a rhs.
 WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000)
 FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
 # Extra cycles of a unit that adds C, from 384 matrices of 768 x 768 in either tile.
@@ -61,7 +61,7 @@ def _fine_units(stack: Stack) -> tuple[int, int]:
 
 
 def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int) -> bool:
-    """Whether fine tiles finish many small results sooner, as they waste less on the diagonal.
+    """Whether fine tiles, which waste less on the diagonal, finish many small results sooner.
 
     Args:
       problem: the updates.

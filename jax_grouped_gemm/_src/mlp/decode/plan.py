@@ -50,7 +50,7 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
     found = plan_of(MlpProblem("gated_ragged_dot", of_rows, {**params, "residuals": False}), target)
     if found.reason:
         return composed(found.reason)
-    # Rows of joined matrices may be multiples of 16 bytes where rows of the hidden layer are not.
+    # Joined gate and up have twice as long rows as the hidden layer, so check the hidden layer too.
     row_bytes = experts.hidden_columns * given.x.dtype.itemsize
     if experts.wi is not None and row_bytes % TMA_ALIGNMENT_BYTES:
         return composed("rows of the hidden layer are not a multiple of 16 bytes")

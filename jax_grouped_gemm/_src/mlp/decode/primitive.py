@@ -1,6 +1,6 @@
 """The primitive of a layer of few tokens.
 
-It has the derivative and the vectorisation of the operations of sorted rows.
+JAX differentiates and vectorises `sorted_mlp`, the operations on sorted rows, in its place.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LETTERS = dict(
 
 
 def is_taken(given: DecodeOperands, num_experts: int, options: Options) -> bool:
-    """Whether kernels of the layer sort tokens themselves. It follows from shapes alone, because
-    a program is traced before its device is known."""
+    """Whether kernels of the layer sort tokens themselves. The answer follows from shapes alone,
+    because a program is traced before its device is known."""
     params = with_policy(dict(vars(options), num_experts=num_experts), per_row=True)
     problem = MlpProblem("decode_mlp", given, params)
     return plan_decode(problem, H200).kernel != COMPOSED

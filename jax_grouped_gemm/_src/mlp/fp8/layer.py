@@ -2,9 +2,9 @@
 
 Tokens are quantised before they are copied to the rows of their experts, which halves the bytes to
 copy. Where the product reads tokens in place, nothing is copied. The gradient of combined results
-is treated likewise. For few tokens, one kernel copies and quantises. Gate and up are one product
-forward and one backward. Products read FP8 operands only, because the elementwise steps between
-products quantise their results.
+is also quantised before it is copied to rows. For few tokens, one kernel copies and quantises. Gate
+and up are one product forward and one backward. Products read FP8 operands only, because the
+elementwise steps between products quantise their results.
 """
 
 from __future__ import annotations
@@ -202,14 +202,14 @@ def _mlp_backward(layer: Layer, kept, dy):
     # 16-bit gradient of x [m, D].
     hidden_columns = layer.hidden_layer.columns
     x_first = hidden_columns >= rows.x.shape[1]
-    # One launch for narrow gradients of gate and up reads them as two arrays.
+    # Do not join narrow gradients of gate and up, because the kernel for both reads two arrays.
     joined = x_first and wo is not None and is_static(hidden_columns)
     joined = joined and hidden_columns > PAIRED_FP8_COLUMNS
     gradients = layer.hidden_gradients(projections, dh, weights, given, joined=joined)
     num_rows = projections.shape[0]
     if given.weights is not None:
         dweights = gradients.weights
-        if wo is None:  # then dh is the caller's, also in unowned rows
+        if wo is None:  # then dh comes from the caller, who may have set unowned rows too
             dweights = jnp.where(layer.owned_rows(given, num_rows), dweights, 0)
         found = dataclasses.replace(found, weights=dweights.astype(given.weights.dtype))
 
@@ -281,10 +281,10 @@ def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
 
 
 def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
-    """Returns the weights of rows, by default ones. They are zeros in unowned rows that matter.
+    """Returns the weights of rows, by default ones, but zeros in unowned rows that matter.
 
-    No product reads an unowned row. But without wo it is a row of the result, and gradients of
-    biases may depend on it.
+    Unowned rows matter without wo, because the result has them, and with biases, because gradients
+    of biases may depend on them. Otherwise they do not, because no product reads them.
     """
     num_rows = projections.shape[0]
     matter = layer.dtypes.wo is None or given.experts.has_biases

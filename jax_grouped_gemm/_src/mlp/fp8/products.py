@@ -45,7 +45,7 @@ class Layer(Fp8Products):
       num_experts: number of matrices of each kind.
       combines: whether rows are summed up to tokens in the end.
       alone: the choice of bf16 for a forward pass without a backward pass, or None.
-      trained: likewise for a forward pass with a backward pass.
+      trained: the choice of bf16 for a forward pass with a backward pass, or None.
     """
 
     hidden_layer: HiddenLayer

@@ -30,8 +30,8 @@ class QuantizedMlp(NamedTuple):
 
     `values` [..., k, n] with `scales` are for the gradients of rows, and `values_t` [..., n, k]
     with `scales_t` are for the forward products. Gate and up are one matrix `wi`. Its columns are
-    the F columns of wi_0, zeros up to the next multiple of 128, and then the columns of wi_1 and
-    zeros likewise. The public name is deprecated, and will be removed in 0.4. Pass on what
+    the F columns of wi_0, zeros up to the next multiple of 128, and then the columns of wi_1 with
+    zeros in the same way. The public name is deprecated, and will be removed in 0.4. Pass on what
     `quantize_mlp` returns.
     """
 
@@ -134,7 +134,8 @@ def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, Q
     """Returns the `quantize_mlp` of weights that are `QuantizedArray`s of the layout "rows".
 
     Returns:
-      weights of `dtype` whose values nobody reads, and the quantised matrices, which are `frozen`.
+      zeros of `dtype` as matrices, which nothing reads, and the quantised matrices. Differentiating
+      the quantised matrices raises an error (`frozen`).
     """
 
     def both_ways(*matrices: QuantizedArray) -> QuantizedWeights:

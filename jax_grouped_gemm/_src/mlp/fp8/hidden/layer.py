@@ -87,16 +87,16 @@ class HiddenLayer:
 
 
 class HiddenGradients(NamedTuple):
-    """The results of the backward pass from the gradient of hidden."""
+    """The gradients that follow from the gradient of hidden, and hidden itself."""
 
     projections: Scaled | None  # gradients of gate and up in projections' layout, quantised
     gate: jax.Array | Scaled  # [m, F], or quantised in transposed blocks
     up: jax.Array | Scaled | None
-    hidden: jax.Array | Scaled  # [m, F], computed again, or quantised likewise
+    hidden: jax.Array | Scaled  # [m, F], computed again, or quantised in transposed blocks
     weights: jax.Array  # float32 [m]
 
     def without_projections(self) -> HiddenGradients:
-        """Returns the other gradients, for use after the last product that reads projections."""
+        """Returns these without `projections`, for use after the last product that reads them."""
         return self._replace(projections=None)
 
 
@@ -110,7 +110,8 @@ class JoinedGradients:
 
     Attributes:
       values: a flat array with the values of `projections`, `gate` and `up`.
-      projections_scales, gate_scales, up_scales: their scales; None after the last use.
+      projections_scales, gate_scales, up_scales: the scales of these values.
+        `projections_scales` is None after its last use.
       hidden, weights: as in `HiddenGradients`.
     """
 
@@ -146,7 +147,7 @@ class JoinedGradients:
         )
 
     def without_projections(self) -> JoinedGradients:
-        """Returns the other gradients, for use after the last product that reads projections."""
+        """Returns these without the scales of `projections`, for use after the last product."""
         return dataclasses.replace(self, projections_scales=None)
 
 

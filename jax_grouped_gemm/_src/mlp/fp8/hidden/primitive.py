@@ -58,8 +58,8 @@ def ragged_hidden_gradients(
 ) -> HiddenGradients | JoinedGradients:
     """Computes `hidden_gradients`, with gate, up and hidden as operands of FP8 weight gradients: in
     transposed blocks of each group's rows, see `quantizers.quantize_ragged`. With `joined`, returns
-    `JoinedGradients` if a kernel computes them. In rows of no group, gradients of weights are zero
-    if dh is zero, and everything else is undefined."""
+    `JoinedGradients` if a kernel computes them. In rows that no group owns, gradients of weights
+    are zero if dh is zero, and all other results are undefined."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
     is_fused = not unfused_reason(RAGGED_GRADIENTS.name, layer, operands)
@@ -150,7 +150,7 @@ RAGGED_GRADIENTS: Op = Op(
 
 def _register_batching(op: Op, *, has_count: bool) -> None:
     def rule(operands, dims, *, layer, implementation):
-        # Compute all rows: those past an element's count may have any value.
+        # Compute all rows, because rows past the count of a batch element may have any value.
         no_count = [jnp.zeros(0, jnp.int32)] if has_count else []
         of_rows = len(operands) - has_count
         every = stacked(operands[:of_rows], dims[:of_rows])
