@@ -294,7 +294,7 @@ def _on_device(
     if takes_tokens:
         out = experts.mlp(rows, weights, groups, combines=sums_rows)
     else:
-        # Zero the weights of rows whose expert is not here, because a NaN would stay NaN.
+        # Zero the weights of rows whose expert is not here, because zero times a NaN weight is NaN.
         owned = owned_rows(*indices, matrices.count, order.shape[0])
         weights = row_weights(weights, owned, weights)
         copies = dispatch(flat, expert_order, implementation=of_rows)

@@ -6,9 +6,9 @@ XLA: ragged products to products of all rows with every group's matrix, lists to
 product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
 (`fp8/prediction.py`).
 
-Each of the two predicted times is a sum of terms with coefficients: launches, the time of
-multiplying or of moving bytes at the rates of `device`, and passes over memory. `fallback.json` has
-the coefficients for each kind of problem. `python -m benchmarks.fit` fits them to measured times.
+Each of the two predicted times is a sum of terms times coefficients. Terms are launches, the time
+of multiplying or of moving bytes at the rates of `device`, and passes over memory. `fallback.json`
+has the coefficients of each kind of problem, which `python -m benchmarks.fit` fits to measurements.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def is_open(implementation: Any) -> bool:
-    """Returns whether a plan may fall back to XLA, as nothing asks for kernels or invariance."""
+    """Returns whether a plan may use XLA: only if nothing asks for kernels or batch invariance."""
     return implementation is None and _context.value != "kernels" and not is_enabled()
 
 
@@ -132,7 +132,7 @@ class Work:
             "launch": 1e-6,
             "group": 1e-6 * sum(g for g, *_ in self.products),
             "wide_tile": 1e-6 * (tile.tile_n > TILE),
-            "cut": 1e-6 * tile.stream_k,  # sums pass through memory
+            "cut": 1e-6 * tile.stream_k,  # sums of cut tiles pass through memory
             "bound": max(kernel.tensor_seconds, kernel.memory_seconds),
             "split": kernel.split_seconds,
         }

@@ -106,7 +106,7 @@ class Dims:
         return tuple(x for x in every if self.elements(x) not in unsummed)
 
     def elements(self, letter: str) -> str:
-        """Returns the letter of elements for a letter that counts blocks, or else the letter."""
+        """Returns the letter of elements for a letter that counts blocks; others are unchanged."""
         return self.blocks.get(letter, letter)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:

@@ -13,7 +13,7 @@ from jax_grouped_gemm.flax.nnx import MoE
 from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation, route
 
 NUM_BYTES = 256
-EXPERT_AXIS = "expert"  # of a mesh, along which experts and tokens are divided
+EXPERT_AXIS = "expert"  # the mesh axis along which experts and tokens are divided
 
 
 class Attention(nnx.Module):

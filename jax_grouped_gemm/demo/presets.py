@@ -18,7 +18,7 @@ class ModelConfig:
     hidden: int  # width of one expert
     num_experts: int
     top_k: int
-    dtype: Any  # of the computation; parameters are float32
+    dtype: Any  # dtype of the computation; parameters are float32
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Preset:
     batch: int
     sequence_length: int
     steps: int
-    compare_steps: int  # with --compare, for every implementation
-    learning_rate: float  # at its peak
+    compare_steps: int  # steps of every implementation with --compare
+    learning_rate: float  # the peak of the schedule
     warmup: float  # share of the steps before the peak
     evaluation_batches: int
 

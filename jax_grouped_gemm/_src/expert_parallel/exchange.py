@@ -51,7 +51,7 @@ def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
     """
     devices, num_experts = counts.shape
     here = num_experts // devices
-    starts = _exclusive_cumsum(counts, axis=1)  # in the rows of a source
+    starts = _exclusive_cumsum(counts, axis=1)  # where experts begin in a source's rows
     arriving = counts.T.reshape(devices, here * devices)  # at each device: by expert, then source
     arrivals = _exclusive_cumsum(arriving, axis=1).reshape(num_experts, devices).T
     kept = jnp.clip(num_rows - arrivals, 0, counts)

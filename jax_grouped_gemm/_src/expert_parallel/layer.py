@@ -74,7 +74,7 @@ def _after(result, x, choices: Choices, experts: LocalExperts):
     """Returns a chunk's operands, which wait for the previous chunk's `result`, and that result.
 
     The barrier bounds memory: buffers exist for one chunk at a time. In the backward pass, a chunk
-    begins after the next chunk's gradients of matrices are added to their sum.
+    begins after the next chunk's gradients of matrices are added to the sum over chunks.
     """
     y, *counts = result
     x, choices, matrices, y = barrier((x, choices, experts.weights, y))

@@ -20,7 +20,7 @@ class LocalPairs(NamedTuple):
     group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
     valid_rows: jax.Array  # [1] int32, the sum of `group_sizes`
     wanted: jax.Array  # int32 scalar, number of rows that an endless buffer would have
-    num_rows: int  # m
+    num_rows: int  # m, the rows of the buffer
 
     @property
     def groups(self) -> Groups:

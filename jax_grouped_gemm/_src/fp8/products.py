@@ -67,8 +67,8 @@ class Fp8Products:
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
     ) -> tuple[Any, Any]:
-        """Quantises x and y [g, k, n] side by side, as `quantize_weights` does. Zeros fill each up
-        to a multiple of 128 columns."""
+        """Quantises x and y [g, k, n] side by side, as `quantize_weights` does. Zeros fill up
+        x and y to multiples of 128 columns."""
         forms = dict(plain=plain, transposed=transposed)
         params = self._quantize_params(self.recipe.forward_dtype)
         return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)

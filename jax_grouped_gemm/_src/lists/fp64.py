@@ -23,8 +23,8 @@ class Square(TiledKernel):
 
     Attributes:
       rate: the share of the tensor cores' rate that the kernel can reach. Small tiles read more
-        bytes for each product than L2 delivers. Estimated from bytes, not measured.
-      may_be_tf32: whether other precisions than the highest allow TF32, which is faster.
+        bytes for each product than L2 delivers. The share is estimated from bytes, not measured.
+      may_be_tf32: whether precisions below the highest allow TF32, which is faster.
     """
 
     schedule: Schedule = "square"

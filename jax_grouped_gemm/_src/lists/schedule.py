@@ -1,9 +1,9 @@
 """Assigns tiles of a list of products of unequal shapes to clusters.
 
 The schedule is made at trace time by NumPy, because shapes and costs of tiles are static. The
-functions repeat the device's own search to predict its balance. `longest_first` is a schedule that
-the device can follow instead. Rows of a schedule are rounds, columns are clusters, and entries are
-numbers of units of work, -1 where a cluster has nothing left to do.
+functions repeat the search of the device to predict its balance. `longest_first` returns a schedule
+that the device can follow instead. Rows of a schedule are rounds, columns are clusters, and entries
+are numbers of units of work, -1 where a cluster has nothing left to do.
 """
 
 from __future__ import annotations

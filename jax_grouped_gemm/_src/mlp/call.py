@@ -78,7 +78,7 @@ def _activated(
         optional=" ".join(optional),
         zeroes_unowned=plan.problem.params["zeroes_unowned"],
         function=np.int32(function),
-        divisor=np.int32(1),  # rows are tokens, not pairs
+        divisor=np.int32(1),  # 1, because rows name tokens, not pairs
         **attributes,
         **_tile(plan),
     )
@@ -149,7 +149,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         given.d1,
         *given.groups.indices,
         has_rows=in_place,
-        divisor=np.int32(1),  # rows are tokens, not pairs
+        divisor=np.int32(1),  # 1, because rows name tokens, not pairs
         **limit(plan.problem.params["max_sms"]),
         **_tile(plan),
     )
@@ -184,7 +184,7 @@ def _call(
         jnp.ones(1, jnp.float32) if weights is None else weights.astype(jnp.float32),
         *given.groups.indices,
         has_rows=plan.gather == "in place",
-        divisor=np.int32(1),  # rows are tokens, not pairs
+        divisor=np.int32(1),  # 1, because rows name tokens, not pairs
         has_weights=weights is not None,
         has_up=given.up is not None,
         function=np.int32(epilogue.function),

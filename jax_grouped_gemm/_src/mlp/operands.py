@@ -264,7 +264,7 @@ class DownOperands:
 class GradientOperands:
     """The operands of the gradients of a hidden layer."""
 
-    rows: Rows  # of dy
+    rows: Rows  # the rows of dy
     wo: jax.Array
     gate: jax.Array  # [m, F]
     up: jax.Array | None
@@ -300,7 +300,7 @@ class PairedWeightsOperands:
 class DownWeightsOperands:
     """The operands of hidden^T dy."""
 
-    rows: Rows  # of dy
+    rows: Rows  # the rows of dy
     hidden: jax.Array  # [m, F]
     groups: Groups
 

@@ -231,7 +231,7 @@ def _chunks(counts: Sequence[int], nbytes: int, devices: int) -> list[dict[int, 
 class _Exchange:
     """The exchange of a stack of parts of matrices [g, m, n], one dimension of which is split."""
 
-    shape: tuple[int, ...]  # of the parts
+    shape: tuple[int, ...]  # shape of the stack of parts
     dim: int
     split: Split
 

@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.lists.rank_k.api import update
 from jax_grouped_gemm._src.muon.coefficients import Triple
 
 Stacks = list[jax.Array]
-Scales = list[jax.Array]  # [g] of each stack
+Scales = list[jax.Array]  # an array [g] for each stack
 
 
 class Products:
@@ -93,7 +93,7 @@ class Products:
         return [x[:, 0, 0] for x in sums]
 
 
-# Scales of X before the first step, given R = X X^T.
+# Returns the scales of X before the first step, given R = X X^T.
 Precondition = Callable[[Products, Stacks], Scales]
 
 

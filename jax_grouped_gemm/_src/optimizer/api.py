@@ -41,7 +41,7 @@ class OptimizerState(NamedTuple):
     """The state of an `Optimizer`."""
 
     inner: Any  # an `AdamWState`, or the state of the Optax transformation
-    master: Any  # float32 copies of parameters of 16 bits, None for others
+    master: Any  # float32 copies of parameters of 16 bits, None for other parameters
     quantized: Any  # nested dictionaries with the names of the parameters
 
 

@@ -106,7 +106,7 @@ def dot(
         *given.values(),
         optional=" ".join(given),
         zeroes_unowned=zeroes_unowned,
-        divisor=np.int32(1),  # rows are tokens, not pairs
+        divisor=np.int32(1),  # 1, because rows name tokens, not pairs
         format=problem.format.name,
         group_size=np.int32(problem.format.group_size or 0),
         **(activation or _NO_ACTIVATION),

@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.quantized.format import (
     register,
 )
 
-BIAS = 127  # of the exponents of float32, bfloat16 and e8m0
+BIAS = 127  # the bias of the exponents of float32, bfloat16 and e8m0
 NAN_BLOCK = 255  # the e8m0 code of NaN
 SYMMETRIC_ZERO = 8  # the code of zero in int4 without zero points
 
@@ -124,7 +124,7 @@ def mxfp4_pack(codes: Codes, format: Format) -> Parts:
     largest = jnp.where(is_nan, -1, exponents).max(axis=0, initial=-1)
     largest = jnp.where(largest < 0, BIAS, largest)
     moved = jnp.where(is_nan, NAN_BLOCK, exponents + 254 - largest).astype(jnp.uint8)
-    # 2^(largest - 128), the bits of a subnormal where it is below 2^-126.
+    # The bits of 2^(largest - 128), which is subnormal if `largest` is less than 2.
     scale_bits = jnp.where(largest < 2, 1 << (21 + largest), (largest - 1) << 23)
     code = jnp.where(each_row(is_nan, 32, code.shape[0]), 0, code).astype(jnp.uint8)
     return Parts(
@@ -186,7 +186,7 @@ def int4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int4_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes. Groups of padding get scales of zero. Padding in a group gets its zero point."""
+    """Packs codes. Padding groups get zero scales. Padding in a group gets the zero point."""
     code, zero = codes.codes, codes.zero_points
     groups = cdiv(round_up(code.shape[0], pack.SIDE), format.group_size or 1)
 

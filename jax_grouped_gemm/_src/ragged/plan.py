@@ -189,7 +189,7 @@ def plan_product(
     addressable = addressable_problem(form)
     reasons = refusals(candidates.table, addressable, implementation)
     kernels = able(reasons)
-    # Take the default for a symbolic size, because it is never much too slow at any size.
+    # Take the default for a symbolic size, because no size makes it much slower than other kernels.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
     kernel = overriding or kernel
     places = kernel.places(target)

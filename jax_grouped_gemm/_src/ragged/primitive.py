@@ -147,7 +147,7 @@ ACCUMULATE = Op(
 )
 
 
-# Where a mapped axis that only one factor has is merged: a `Fold` for lhs, and one for rhs.
+# How to merge a mapped axis if only one factor has it: a `Fold` for lhs, and one for rhs.
 
 
 def _noncontracting_folds(params):

@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.ragged.dot import Dot, element, rows_between, select_
 
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 256
-SYMBOLIC_TILE_ROWS = 64  # for symbolic numbers of rows or groups
+SYMBOLIC_TILE_ROWS = 64  # rows of a tile if the number of rows or groups is symbolic
 
 
 def noncontracting(

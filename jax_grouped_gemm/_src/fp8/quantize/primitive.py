@@ -1,7 +1,7 @@
 """The primitives of the quantisers, with the shapes and semantics of their references.
 
-No quantiser has a derivative. All have the parameters dtype, power_of_two and implementation. Those
-with several forms also have plain and transposed, the forms to return.
+No quantiser has a derivative. All have the parameters dtype, power_of_two and implementation.
+Quantisers with two forms also have the parameters plain and transposed: whether to return the form.
 """
 
 from __future__ import annotations

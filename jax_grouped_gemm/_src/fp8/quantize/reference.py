@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
 SMALLEST_SCALE = 2.0**-100
-"""The inverse of a smaller scale could overflow, and would not round all denormals to zero."""
+"""With a smaller scale, the inverse could overflow, and not all denormals would round to zero."""
 
 
 def quantize_rows(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> list[jax.Array]:

@@ -67,7 +67,7 @@ def scaled_ragged_dot(
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
-      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or the shape that
+      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns scales, or the shape that
         `lhs_scaling` says; float32, or powers of two as float8_e8m0fnu.
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so [g, k, n] is transposed first, with a copy.

@@ -45,13 +45,13 @@ FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
 (docs/notes/fp8.md), and the number of steps whose scales the kernel in place reads at once."""
 
 QUANTISED_ON_ROWS = 2**22
-"""If groups have few rows, up to this number of elements rows are quantised instead of tokens. This
+"""If groups have few rows, rows are quantised instead of tokens up to this number of elements. This
 saves the one or two kernels that copy values and scales of quantised tokens. But it reads one more
 byte of each 16-bit element, or three more bytes of each float32 element, from L2."""
 
 FP8_STREAM_K_LEAST_STEPS = 96
-"""The fewest steps of a stream-K product. Measured only at 112 steps and 8.2 waves, where 7 % fewer
-steps took 4.5 % less time."""
+"""The fewest steps of a stream-K product. The limit was measured only at 112 steps and 8.2 waves,
+where 7 % fewer steps took 4.5 % less time."""
 
 
 def _swapping_pays(problem: ScaledProblem, target: Any = None) -> bool:
@@ -163,7 +163,7 @@ def contracting(
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
-    """Returns the kernels for a `paired_scaled_contracting`, with one of its two products."""
+    """Returns one product of a `paired_scaled_contracting`, and the kernels for both together."""
     lhs, lhs_scale, first, first_scale, _, _, *groups = avals
     one = (lhs, lhs_scale, first, first_scale, *groups)
     return contracting(one, params, "paired_scaled_contracting", PAIRED_SCALED_KERNELS)

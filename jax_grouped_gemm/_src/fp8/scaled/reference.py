@@ -42,8 +42,8 @@ def scaled_ragged_noncontracting(
 
     Args:
       lhs: [b?, m, k].
-      lhs_scale: float32 [b?, m or 1, ceil(k / 128) or 1]. If `lhs_scaling` is column-major, it is
-        transposed, and has m columns or more.
+      lhs_scale: float32 [b?, m or 1, ceil(k / 128) or 1]. If `lhs_scaling` is column-major,
+        scales are transposed, and have m columns or more.
       rhs: [b?, g, k, n], or [b?, g, n, k] with `transpose_rhs`.
       rhs_scale: float32, like `rhs`, but with each of the last two dimensions divided by 128,
         unchanged or 1.
@@ -166,7 +166,7 @@ class _Blocks:
         self.bits = to_bits(values)
 
     def dequantized(self, block: jax.Array) -> jax.Array:
-        """Returns 128 columns, the block of that index, in float32: [..., 128]."""
+        """Returns the 128 columns of block number `block` in float32: [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = from_bits(bits, self.dtype).astype(jnp.float32)
         scale_block = 0 if self.scales.shape[-1] == 1 else block

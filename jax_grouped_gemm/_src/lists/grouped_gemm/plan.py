@@ -197,7 +197,7 @@ def _best_launch(
     return Launch(order, first.transpose_lhs, first.transpose_rhs, *found, parts_bytes)
 
 
-# One call is planned more than once: for `explain`, for lowering, for every layer of a model.
+# Cache results: one call is planned for `explain`, for lowering, and for every layer of a model.
 @functools.lru_cache(maxsize=256)
 def simulated(
     shapes: tuple[Shape, ...],
@@ -239,7 +239,7 @@ def simulated(
 
 
 def _runs(shapes: Sequence[Shape], dtype: np.dtype, side: int) -> list[fp64.Runs]:
-    """Returns the runs of each launch, one a shape, as in `csrc/scheduler/product_runs.h`.
+    """Returns the runs of each launch, one for a shape, as in `csrc/scheduler/product_runs.h`.
 
     A launch has the next `MAX_MATRICES` matrices of the list.
     """

@@ -140,7 +140,7 @@ class RankKProblem:
     def result_bytes(self) -> float:
         """Bytes of written results, and of the triangles of c that are read.
 
-        The other triangle is also written, mirrored or as zeros, except where c's triangle stays.
+        The other triangle is also written, as a mirror image or as zeros, unless it keeps c.
         """
         triangles = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
         writes = 2 if self.symmetrize or not self.has_c else 1
