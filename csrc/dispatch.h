@@ -1,5 +1,5 @@
 // Translates run-time arguments to template arguments of a compiled kernel, and defines the tables
-// of tiles that kernels are compiled for. No CUTLASS here.
+// of tiles that kernels are compiled for. This header does not include CUTLASS.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,8 @@
 
 namespace jgg {
 
-// The status if no kernel is compiled for the arguments. A launch never returns this status.
+// The status if no kernel is compiled for the arguments. CUDA never returns this status for a
+// launch.
 constexpr cudaError_t kNotCompiled = cudaErrorSymbolNotFound;
 
 template <int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
@@ -78,7 +79,7 @@ struct OneTileOf {
 };
 
 // Calls `function` with a constant for each choice, in the order of the choices. Returns
-// kNotCompiled if a choice does not have the value that it was given.
+// kNotCompiled if the run-time value of a choice is not one of its compile-time values.
 template <class Function>
 cudaError_t with_constants(Function&& function) {
   return function();

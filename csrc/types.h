@@ -1,5 +1,5 @@
-// Types that all layers share: element types, accuracy, tiles, kinds of kernels, scales. No CUDA
-// here.
+// Types that all layers share: element types, accuracy, tiles, kinds of kernels, scales. This
+// header uses no CUDA.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // Turns the sums of one warp into results: biases, activation and the weights of rows.
 //
-// Gate and up are rounded to the type in which they could be stored. The rest is computed in
-// float32 from these rounded values and rounded once, as if each step were a kernel of its own.
+// Gate and up are rounded to the type in which they would be stored, as if one kernel computed gate
+// and up, and another kernel the activation. The activation and the weight are computed in float32
+// from these rounded values, and hidden is rounded once.
 #pragma once
 
 #include "few_rows/multiply.h"
@@ -85,7 +86,8 @@ class Epilogue {
   __device__ Product const& params() const { return params_; }
 
  private:
-  // Returns values[i]. For that expression, the compiler would put the values into local memory.
+  // Returns values[i]. For the expression `values[i]` itself, the compiler would put the values
+  // into local memory.
   __device__ static float pick(float const (&values)[4], int i) {
     return i < 2 ? (i == 0 ? values[0] : values[1]) : (i == 2 ? values[2] : values[3]);
   }

@@ -63,8 +63,8 @@ struct Product {
 };
 
 // Returns whether sums are of gate and up. A kernel without `Config::kHasUp` computes both kinds of
-// products, so that the two products of a layer fetch the code of only one kernel. There, tiles
-// and `WorkTile::n` count the columns of gate and up together.
+// products, so that the two products of a layer fetch the code of only one kernel. In such a
+// kernel, tiles and `WorkTile::n` count the columns of gate and up together.
 template <class Config>
 __device__ bool has_up(Product const& params) {
   if constexpr (requires { Config::kHasUp; }) return Config::kHasUp;

@@ -19,9 +19,9 @@ __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
 }
 
 // Counts the pairs of each group, and sorts pairs by group and then by number. The place of a pair
-// is the number of smaller keys. One of the warps that bring rows calls this before it knows any
-// rows. If the warp that schedules had this code, each launch would take up to 2 us longer with a
-// cold instruction cache, even if nothing is sorted.
+// in this order is the number of smaller keys. One of the warps that bring rows calls this before
+// it knows any rows. If the warp that schedules had this code, each launch would take up to 2 us
+// longer with a cold instruction cache, even if nothing is sorted.
 __device__ inline void sort_pairs(Product const& params, Groups& shared) {
   if (params.pairs.groups == nullptr) return;
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
@@ -57,7 +57,8 @@ __device__ inline void sort_pairs(Product const& params, Groups& shared) {
 }
 
 // Returns the groups, with sizes in shared memory if there is room. The warp that schedules calls
-// this. Other warps read the order only after they have received a tile.
+// this. Other warps need no barrier for the order of pairs, because they read it only after they
+// have received a tile from this warp.
 __device__ inline GroupSizes read_groups(Product const& params, Groups& shared) {
   GroupSizes groups = params.groups;
   bool const sorts = params.pairs.groups != nullptr;

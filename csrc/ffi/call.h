@@ -69,7 +69,7 @@ class Call {
     if (!failed()) error_ = invalid(message);
   }
 
-  // ---- attributes. XLA does not count them, so a call may lack those that have a default ----
+  // ---- attributes. XLA does not count them, so a call may leave out those with a default ----
 
   template <class T>
   T get(std::string_view name) {
@@ -106,15 +106,15 @@ class Call {
             function};
   }
 
-  // Returns the number of pairs of each token. Pair i is of token i / divisor.
+  // Returns the number of pairs of each token. Pair i belongs to token i / divisor.
   int divisor() {
     int const divisor = get<int32_t>("divisor");
     if (divisor < 1) fail("divisor has to be positive, got " + std::to_string(divisor));
     return divisor;
   }
 
-  // Returns the largest number of multiprocessors that the call's kernels use. Others stay free for
-  // kernels that run at the same time.
+  // Returns the largest number of multiprocessors that the call's kernels use. The other
+  // multiprocessors stay free for kernels that run at the same time.
   int max_sms() {
     int const most = get<int32_t>("max_sms", kMostMultiprocessors);
     if (most < 1) fail("max_sms has to be positive, got " + std::to_string(most));
@@ -161,8 +161,8 @@ class Call {
     return shape;
   }
 
-  // Fails unless the buffer has the expected size. It has all batches, or no batch dimension if
-  // batches share it.
+  // Fails unless the buffer has the expected size and either all batches or, if batches share the
+  // buffer, no batch dimension.
   template <class Shape>
   void expect(Shape const& shape, decltype(Shape::size) expected, int batches) {
     if (shape.size == expected && (!shape.batched || shape.batches == batches)) return;
@@ -196,8 +196,8 @@ class Call {
     fail(std::string(name) + " has rows of " + std::to_string(columns) +
          " elements, which are not a multiple of " + std::to_string(bytes) + " bytes");
   }
-  // As expect_vectors(). The rows of the 16-bit parts of a float32 operand have to be whole vectors
-  // too.
+  // Like expect_vectors(). If the operand is float32, the rows of its 16-bit parts have to be whole
+  // vectors too.
   void expect_operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
     bool const in_parts = buffer.element_type() == ffi::F32;
     expect_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);

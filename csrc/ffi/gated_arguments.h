@@ -47,7 +47,7 @@ class OptionalOperands {
   // Returns the element type of an operand that is present.
   ffi::DataType type_of(std::string_view name) const { return buffer(name).element_type(); }
   bool has(std::string_view name) const { return place_of(name) >= 0; }
-  // Returns an operand that is present. The caller checks it.
+  // Returns an operand that is present. The caller checks its shape and type.
   ffi::AnyBuffer buffer(std::string_view name) const {
     return *operands_.get<ffi::AnyBuffer>(place_of(name));
   }

@@ -35,9 +35,9 @@ GroupedGemmProblem problem_of(Call& call, ffi::AnyBuffer const& lhs, ffi::AnyBuf
           shape.k};
 }
 
-// Operands: alpha [matrices] and beta [matrices] where they differ between matrices, the schedule
-// [rounds, clusters, 2] if it was made beforehand, lhs..., rhs..., and c... if it is added. c and
-// the results are the same memory.
+// The operands are, in order: alpha [matrices] and beta [matrices], each only if it differs between
+// matrices; the schedule [rounds, clusters, 2], if it was made beforehand; lhs...; rhs...; and
+// c..., if the call adds C. c and the results are the same memory.
 GroupedGemmArguments grouped_gemm_arguments(Call& call, ffi::RemainingArgs operands,
                                             ffi::RemainingRets results) {
   auto const has_alphas = call.get<bool>("has_alphas"), has_betas = call.get<bool>("has_betas");

@@ -25,9 +25,9 @@ struct Elements {
   void* of_matrix(int64_t matrix) const { return at(buffer.element_count() == 1 ? 0 : matrix); }
 };
 
-// `operands` are lhs..., rhs..., and c... if it is added, each a list of stacks. c and the results
-// are the same memory. alpha and beta have the type of the operands, and one element or [matrices].
-// For the kernels, every matrix is a problem of its own.
+// `operands` are lhs..., rhs... and, if the call adds C, c... Each is a list of stacks. c and the
+// results are the same memory. alpha and beta have the type of the operands, and one element or
+// [matrices]. For the kernels, every matrix is a problem of its own.
 ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
                              ffi::RemainingArgs operands, ffi::RemainingRets results,
                              ffi::Dictionary attributes) {

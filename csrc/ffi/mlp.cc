@@ -80,7 +80,7 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
   return launched(mlp::gated_gradient(tile, a, stream), "gated_ragged_dot_transpose");
 }
 
-// The workspace is unused.
+// The workspace is unused, as in gated_gradient().
 ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
                              ffi::AnyBuffer second_lhs, ffi::AnyBuffer first_rhs,
                              ffi::AnyBuffer second_rhs, Sizes group_sizes, Sizes group_offset,

@@ -1,5 +1,6 @@
 // Bindings of the optimiser steps that write FP8 weights. Each result shares the memory of its
-// operand. The array of a form that is not wanted is empty.
+// operand. Besides float32, weights have up to three forms: FP8, transposed FP8 and a 16-bit copy.
+// The arrays of a form that is not wanted are empty.
 #include <string>
 #include <vector>
 
@@ -37,7 +38,7 @@ void expect_in_place(Call& call, char const* name, Buffer const& operand, Buffer
   }
 }
 
-// The names of the operands and results that all calls have, from the master weights on.
+// The names of the weights, which are the last operands and the last results of every call.
 constexpr std::array<char const*, 6> kNames = {"master",   "values",   "scales",
                                                "values_t", "scales_t", "copy"};
 

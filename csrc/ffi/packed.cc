@@ -59,8 +59,8 @@ struct Packing {
     return {matrices, strips(), records(), packed::record_bytes(format)};
   }
 
-  // Takes the other arrays, whose names begin with `prefix`. All arrays of the format except zero
-  // points have to be present, because kernels read them.
+  // Takes the arrays other than `values`. Their names begin with `prefix`. All arrays of the format
+  // except zero points have to be present, because kernels read them.
   packed::Matrices take(Call& call, OptionalOperands& optional, std::string const& prefix,
                         void const* values) const {
     packed::Matrices all;
@@ -95,7 +95,7 @@ void expect_workspace(Call& call, int64_t bytes) {
             std::to_string(packed::kPartialBytes));
 }
 
-// `workspace` is null for the kernel that needs none.
+// `workspace` is null for the decoded kernel, which needs no workspace.
 ffi::Error packed_dot(void* workspace, int64_t workspace_bytes, cudaStream_t stream,
                       ffi::AnyBuffer x, ffi::AnyBuffer values, Sizes group_sizes,
                       Sizes group_offset, ffi::RemainingArgs operands, ffi::RemainingRets results,

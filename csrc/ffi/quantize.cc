@@ -66,7 +66,7 @@ class Forms {
   bool is_wanted_ = false;
 };
 
-// Quantises x or, if `of` is given, the rows of x with these numbers.
+// Quantises x or, if `of` is given, the rows of x whose numbers `of` lists.
 ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
                             Values values, Scales scales, ffi::Dictionary attributes) {
   Call call(attributes);
@@ -115,7 +115,7 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
 }
 
 // Quantises two stacks of matrices into one stack with their columns next to each other. The
-// columns of each are padded with zeros to whole blocks.
+// columns of each stack are padded with zeros to whole blocks.
 ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Values values,
                            Scales scales, Values values_t, Scales scales_t,
                            ffi::Dictionary attributes) {
@@ -153,8 +153,8 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, Sizes group_si
   call.expect(shape, {rows, columns}, batches);
   call.expect(sizes, {groups}, batches);
 
-  // Each group may have one partial block. Python allocates this many blocks, which are always
-  // enough.
+  // This many blocks are always enough, because each group has at most one partial block. Python
+  // allocates as many.
   int row_blocks = blocks(rows) + std::min(groups, rows);
   if (values_t->element_count() != 0) {
     row_blocks = call.shape<3>("values_t", *values_t).size[0];
@@ -198,8 +198,8 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
       "column_maxima");
 }
 
-// Quantises and transposes rows of a ragged product that are copies of tokens. All rows have the
-// scales of the tokens' columns. `quantized` has room for the quantised tokens, or is empty.
+// Quantises and transposes rows of a ragged product that are copies of tokens. Each column has one
+// scale, which all rows share. `quantized` has room for the quantised tokens, or is empty.
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, Indices row_of, Floats scale,
                              Sizes group_sizes, Values values_t,
                              ffi::Result<ffi::Buffer<ffi::U8>> quantized,

@@ -35,7 +35,7 @@ mlp::Projections of_rows(Call& call, ffi::AnyBuffer const& projections, Floats c
   return result;
 }
 
-// If `count` has an operand, it is the number of rows to quantise. Otherwise all rows are
+// If `count` has an operand, this operand is the number of rows to quantise. Otherwise all rows are
 // quantised.
 ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
                            ffi::RemainingArgs count, Result values, ffi::Result<Floats> scales,
@@ -88,8 +88,8 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
-// The gradients of gate and up, and hidden itself, are also returned as transposed blocks with
-// scales of their own.
+// Like quantize_gradients(), but the gradients of gate and up, and hidden, are returned as
+// transposed FP8 blocks, each with scales of its own.
 ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights, Sizes group_sizes,
                                      Result values, ffi::Result<Floats> scales, Result dgate,
@@ -135,7 +135,7 @@ ffi::Error quantize_ragged_gradients(cudaStream_t stream, ffi::AnyBuffer project
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
-// As quantize_ragged_gradients(), but one array holds the values and the transposed gradients of
+// Like quantize_ragged_gradients(), but one array holds the values and the transposed gradients of
 // gate and up, one after the other. XLA then needs one free block of memory instead of three.
 ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
                                      ffi::AnyBuffer dh, Floats weights, Sizes group_sizes,

@@ -18,8 +18,8 @@ std::array<int, 2> matrix(int rows, int columns, bool transpose) {
 }
 
 // Sets the workspace and the accuracy of float32 operands, once the sizes are known. The workspace
-// holds the parts of float32 operands, and partial sums. XLA plans it with its own temporaries, so
-// its address stays valid in a captured graph.
+// holds the parts of float32 operands, and partial sums. XLA allocates the workspace together with
+// its own temporaries, so the address stays valid in a captured graph.
 void use_workspace(Call& call, WorkspaceResult workspace, TileConfig tile, RaggedDotArguments& a) {
   int const terms = call.get<int32_t>("terms", 0);
   set_workspace(workspace, a);
@@ -30,7 +30,8 @@ void use_workspace(Call& call, WorkspaceResult workspace, TileConfig tile, Ragge
   expect_room_for_parts(call, a.workspace_bytes, RaggedWorkspace(a).bytes());
 }
 
-// Returns the arguments of either product. Only some products have the attributes with a default.
+// Returns the arguments of either product. Attributes with a default may be missing, because only
+// some products have them.
 template <bool kContracting>
 RaggedDotArguments arguments_of(Call& call, TileConfig tile, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                 Sizes group_sizes, Sizes group_offset, ffi::AnyBuffer out,
@@ -88,7 +89,7 @@ ffi::Error product(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, 
   return launched(ragged_noncontracting(tile, a, stream), "ragged_noncontracting");
 }
 
-// The result is aliased to the accumulator.
+// Adds a product to the accumulator, whose memory the result shares.
 ffi::Error accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyBuffer lhs,
                       ffi::AnyBuffer rhs, Sizes group_sizes, Sizes group_offset,
                       ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,

@@ -12,7 +12,7 @@
 namespace jgg {
 namespace {
 
-// Reads the operands of rank_k_buffers(), with scales in float32.
+// Reads the operands that rank_k_buffers() lists, with scales in float32.
 RankKArguments rank_k_arguments(Call& call, ffi::RemainingArgs operands,
                                 ffi::RemainingRets results) {
   RankKArguments arguments{};

@@ -10,7 +10,7 @@
 namespace jgg {
 namespace {
 
-// Takes the operands of rank_k_buffers(), with scales of the matrices' type.
+// Takes the operands that rank_k_buffers() lists, with scales of the matrices' type.
 ffi::Error update(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
                   ffi::Dictionary attributes) {
   Call call(attributes);

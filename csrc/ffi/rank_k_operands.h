@@ -56,9 +56,9 @@ RankKForm form_of(Call& call, Arguments& arguments) {
 }
 
 // Returns the buffers of each stack, or nothing if the call has failed. The operands are alpha,
-// beta (if there is a c), the diagonal (if there is one), a, b (of two operands) and c (if it is
-// added or kept). Each is a list with one operand for every result. All stacks have the types of
-// the first stack. Scales have `scale_type` or, without it, the type of a.
+// beta (if there is a c), the diagonal (if there is one), a, b (if there are two operands) and c
+// (if it is added or kept). Each of these is a list with one operand for every result. All stacks
+// have the types of the first stack. Scales have `scale_type` or, without it, the type of a.
 std::vector<RankKBuffers> rank_k_buffers(Call& call, ffi::RemainingArgs const& operands,
                                          ffi::RemainingRets const& results, RankKForm form,
                                          std::optional<ffi::DataType> scale_type);

@@ -34,8 +34,8 @@ class RowsCall : public Call {
     }
   }
 
-  // Returns the address of an operand of the expected size, and the distance of its batches: in
-  // elements, or in bytes if `T` is void.
+  // Returns the address of an operand of the expected size, and the distance between its batches:
+  // in elements, or in bytes if `T` is void.
   template <class T, class Buffer, size_t kRank>
   Batched<T> take(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
     auto const found = shape<static_cast<int>(kRank)>(name, buffer);

@@ -22,7 +22,7 @@ using Result = ffi::Result<ffi::AnyBuffer>;
 
 int blocks(int size) { return ceil_div(size, kScaleBlock); }
 
-// How lhs is scaled: the attribute `lhs_scaling`.
+// The values of the attribute `lhs_scaling`, and the shapes of scales that they stand for.
 enum class RowScaling {
   kBlocks = 0,             // [m, ceil(k / 128)]
   kRows = 1,               // [m, 1]
@@ -30,7 +30,7 @@ enum class RowScaling {
   kBlocksColumnMajor = 3,  // [ceil(k / 128), m or more]
 };
 
-// How rhs is scaled: the attribute `rhs_scaling`.
+// The values of the attribute `rhs_scaling`, and the shapes of scales that they stand for.
 enum class GroupScaling {
   kBlocks = 0,    // [g, ceil(n / 128), ceil(k / 128)]
   kChannels = 1,  // [g, n]

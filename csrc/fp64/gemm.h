@@ -9,8 +9,8 @@
 
 namespace jgg::fp64 {
 
-// out = alpha lhs rhs + beta C with a result [m, n]. C is what `out` holds at the start, if the
-// arguments add it. No dimension is zero.
+// out = alpha lhs rhs + beta C with a result [m, n]. If the arguments add C, it is what `out` holds
+// at the start. No dimension is zero.
 struct GemmProblem {
   void const* lhs;
   void const* rhs;

@@ -31,8 +31,8 @@ __device__ void store_product(typename GemmList<Config>::Params const& params,
   accumulators.for_each_value(
       [&](int row, int column, Sum value) { staged[Layout::index(row, column)] = value; });
   __syncthreads();
-  // All accesses of a batch are in flight together. If elements were accessed one by one, latencies
-  // would add up to a quarter of the time of a product with k = 1024.
+  // All accesses of a batch are in flight together. If elements were accessed one by one, the sum
+  // of the latencies would be a quarter of the time of a product with k = 1024.
   constexpr int kElements = Config::kTile * Config::kTile / Config::kThreads, kBatch = 8;
 #pragma unroll 1
   for (int batch = 0; batch < kElements; batch += kBatch) {

@@ -56,8 +56,8 @@ __device__ __forceinline__ double with_sign(double x, bool negative) {
   return __hiloint2double(__double2hiint(x) ^ (negative ? int(0x80000000) : 0), __double2loint(x));
 }
 
-// Returns x as a value that the compiler knows nothing about. The compiler then computes what
-// depends on x again, instead of keeping it in registers.
+// Returns x as a value that the compiler knows nothing about. The compiler then recomputes values
+// that depend on x, instead of keeping them in registers.
 __device__ __forceinline__ int forgotten(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -30,7 +30,7 @@ struct TileShape {
 };
 
 // Operands are stored [rows, k], or [k, rows] if transposed. They are copied in units of
-// kUnitBytes, so their contiguous dimension has to be a multiple of these.
+// kUnitBytes, so the bytes of their contiguous dimension have to be a multiple of kUnitBytes.
 template <class Shape, bool kLhsTransposed_, bool kRhsTransposed_, int kUnitBytes_>
 struct KernelConfig : Shape {
   using Element = typename Shape::Element;
@@ -51,7 +51,8 @@ struct KernelConfig : Shape {
   static constexpr int kPanelBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = 2 * kPanelBytes;
   static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
-  // The loader is up to kStages - 1 steps ahead. With tiles of one step, that is as many rounds.
+  // The loader is up to kStages - 1 steps ahead. If tiles have one step, it is as many rounds
+  // ahead.
   static constexpr int kTileSlots = 4, kTileSlotBytes = 128;
   static_assert(kTileSlots > kStages);
   // Shared memory has stages, a staged tile, a factor, and the tiles of the rounds in progress.

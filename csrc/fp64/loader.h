@@ -100,8 +100,8 @@ class Loader {
     start_product();
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages - 1; ++stage) {
-      // Threads read the tile that thread 0 has put only after this barrier. For later steps, the
-      // mainloop has a barrier.
+      // Thread 0 puts the tile, and the other threads may read it only after this barrier. In later
+      // steps, a barrier of the mainloop has this purpose.
       __syncthreads();
 #pragma unroll
       for (int group = 0; group < Config::kGroups; ++group) copy(group);
@@ -122,7 +122,8 @@ class Loader {
     }
   }
 
-  // Closes the step, also after the last step of all tiles, because wait_for_copies() counts steps.
+  // Closes the group of copies of a step. Threads do this even when no steps are left, because
+  // wait_for_copies() counts groups.
   __device__ void finish_step() {
     commit_copies();
     stage_ = stage_ + 1 == Config::kStages ? 0 : stage_ + 1;

@@ -54,7 +54,8 @@ struct Accumulators {
   // column.
   template <class Function>
   __device__ void for_each_pair(Function const& function) {
-    // Otherwise the compiler would compute the places before the mainloop and keep them during it.
+    // Without forgotten(), the compiler would compute the places before the mainloop and keep them
+    // in registers during it.
     int const thread = forgotten(threadIdx.x);
     int const lane = thread % kWarpSize, warp = thread / kWarpSize;
     int const first_row = warp / Config::kWarpsN * Config::kWarpRows + lane / 4;
@@ -111,9 +112,10 @@ class Mainloop {
 
   // Adds lhs rhs^T, or lhs rhs^H if `conjugates`, of the next `steps` steps to accumulators.
   //
-  // Each set of fragments is loaded while the previous set is multiplied. Before it loads the first
-  // set of a step, the whole block waits at a barrier. Then the stage of this step is complete, and
-  // no thread still reads the stage of the previous step, which the loader's next copies overwrite.
+  // Each set of fragments is loaded while the previous set is multiplied. Before the first set of a
+  // step is loaded, the whole block waits at a barrier. Then the stage of this step is complete,
+  // and no thread still reads the stage of the previous step, which the loader's next copies
+  // overwrite.
   template <class Loader>
   __device__ void multiply(Accumulators<Config>& accumulators, int steps, bool conjugates,
                            Loader& loader) {
@@ -140,8 +142,8 @@ class Mainloop {
 
   template <class Layout>
   __device__ Element read(int offset, int rows, int quads) const {
-    // The stage is added first. Otherwise the compiler would keep sums that depend only on the
-    // thread in registers.
+    // The stage is added first. Otherwise the compiler would compute the sums that depend only on
+    // the thread in advance, and keep them in registers.
     int const in_stages = stage_ * Config::kStageBytes + offset;
     return *reinterpret_cast<Element const*>(stages_ + Layout::shifted(in_stages, rows, quads));
   }

@@ -62,7 +62,8 @@ class RankKEpilogue {
 
   __device__ Sum alpha() const {
     Sum const alpha = stack_.alpha.at(tile_.matrix);
-    // When the second product began, the sums were multiplied by alpha / conj(alpha).
+    // The first product was multiplied by alpha / conj(alpha) before the second product was added,
+    // so conj(alpha) is the factor of both.
     bool const is_conjugated = params_.hermitian && params_.two_products && !tile_.diagonal;
     return is_conjugated ? conjugate(alpha) : alpha;
   }
@@ -73,10 +74,10 @@ class RankKEpilogue {
   }
 
   // A thread works on a batch of rows in one column, so that a warp's elements are contiguous. All
-  // accesses of a batch are in flight together. If elements were accessed one by one, latencies
-  // would add up to a quarter of the time of a tile's products with k = 1024. For the same reason,
-  // conditions select values and places instead of branching. With branches, a tile on the diagonal
-  // took 19300 cycles, as long as 9 steps.
+  // accesses of a batch are in flight together. If elements were accessed one by one, the sum of
+  // the latencies would be a quarter of the time of a tile's products with k = 1024. For the same
+  // reason, conditions select values and places instead of branching. With branches, a tile on the
+  // diagonal took 19300 cycles, as long as 9 steps.
   static constexpr int kBatch = 8, kRowStep = Config::kThreads / Config::kTile;
   static constexpr int kBatchRows = kBatch * kRowStep;
   static_assert(Config::kThreads % Config::kTile == 0 && Config::kTile % kBatchRows == 0);
@@ -93,8 +94,8 @@ class RankKEpilogue {
   }
 
   // Stores alpha * product + beta * C in the computed triangle. As in BLAS, C is not read if beta
-  // is zero, and the imaginary part of a Hermitian diagonal is ignored. If the other triangle is
-  // zero, its zeros in a tile on the diagonal are stored, too.
+  // is zero, and the imaginary part of a Hermitian diagonal is ignored. If the other triangle has
+  // to be zero, its zeros in a tile on the diagonal are stored too.
   __device__ void store_computed() const {
     bool const adds_mirror = params_.two_products && tile_.diagonal;
     bool const adds_zeros = params_.other == OtherTriangle::kZero;

@@ -59,9 +59,9 @@ struct StagedLayout {
 
  private:
   // A read along a column takes 16 rows at once (half a warp) or 8 rows (a quarter), whose
-  // permutations have to differ. A write of accumulators takes every other of 8 columns in 4 or 2
-  // rows at once. So the rows of a write may differ in bit 0 of the column and, if all banks hold
-  // 16 elements, in bit 3.
+  // permutations have to differ. A write of accumulators takes every other of 8 columns in 4 rows
+  // at once, or in 2 rows of complex numbers. So the permutations of these rows differ in bit 0 of
+  // the column and, for 4 rows, also in bit 3.
   JGG_HOST_DEVICE static unsigned permutation(unsigned row) {
     if constexpr (Config::kParts == 1) {
       return row % 2 + row / 2 % 2 * 8 + row / 4 % 4 * 2;

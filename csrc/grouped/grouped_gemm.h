@@ -11,7 +11,7 @@
 
 namespace jgg {
 
-// The most problems of a launch, which a kernel's parameters have room for.
+// The most problems of a launch. A kernel's parameters have room for no more.
 constexpr int kMaxListedProblems = 79;
 // Launches of up to this many problems have smaller parameters. Compared with a launch of 4
 // problems, a launch of 60 was measured to take 2 us longer, and a launch of 24 less than 1 us
@@ -29,7 +29,8 @@ struct GroupedGemmProblem {
   int k;
 };
 
-// alpha A B + beta C for each pair of matrices. C is what `out` holds at the start, if `adds_c`.
+// alpha A B + beta C for each pair of matrices. If `adds_c`, C is what `out` holds at the start.
+// Otherwise there is no C.
 struct GroupedGemmArguments {
   std::vector<GroupedGemmProblem> problems;
   ElementType type;      // of lhs and rhs

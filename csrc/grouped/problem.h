@@ -13,7 +13,7 @@
 
 namespace jgg::sm90 {
 
-// For lists of at most kCapacity problems.
+// A list has at most kCapacity problems.
 template <class Config_, int kCapacity>
 struct GroupedGemm {
   using Config = Config_;
@@ -52,8 +52,8 @@ struct GroupedGemm {
   template <class Warp>
   using Schedule = ListSchedule<Warp, Config::kTileM, Config::kTileN, Config::kCluster>;
 
-  // Nearly every tile needs other descriptors than the previous tile. They are prefetched when the
-  // tile is found, so that its first loads need not wait for them.
+  // Nearly every tile needs other descriptors than the previous tile. A tile's descriptors are
+  // prefetched when the tile is found, so that its first loads need not wait for them.
   template <class Warp>
   class PrefetchingSchedule {
    public:

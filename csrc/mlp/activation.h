@@ -104,7 +104,8 @@ __device__ inline float sigmoid(float power) {
   return inverse;
 }
 
-// Returns whether hidden is gate sigmoid(alpha gate) up, which takes two thirds of the arithmetic.
+// Returns whether hidden is gate sigmoid(alpha gate) up. This takes two thirds of the arithmetic of
+// other activations.
 inline bool is_plain(Activation const& a) {
   return a.function == Function::kSigmoid && a.cubic == 0.0f && a.shift == 0.0f &&
          a.limit == INFINITY;

@@ -45,9 +45,10 @@ class GatedEpilogue {
   static constexpr int kPackedASubtile = kPacked / Config::kSubtiles;
   static constexpr bool kHasUp = Problem::kHasUp;
   static constexpr int kHiddenSubtiles = Config::kSubtiles / (kHasUp ? 2 : 1);
-  // The units of each subtile of hidden are gate, up (if there is one) and hidden. Hidden has two
-  // units, one for each half. Without up there are twice as many subtiles, and hidden has one unit,
-  // because for more units the compiler would make a jump table.
+  // A unit is what one call of store_next() stores. The units of each subtile of hidden are gate,
+  // up (if there is one) and hidden. Hidden has two units, one for each half. Without up there are
+  // twice as many subtiles, and hidden has one unit, because for more units the compiler would make
+  // a jump table.
   static constexpr int kFirstHidden = kHasUp ? 2 : 1;
   static constexpr int kHiddenParts = kHasUp ? 2 : 1;
   static constexpr int kPairs = 4 / kHiddenParts;  // blocks of 16 columns in a part
@@ -93,7 +94,7 @@ class GatedEpilogue {
 
   __device__ void store_next() {
     if (next_ >= kUnits) return;
-    // Registers must be known at compile time.
+    // The registers of a unit must be known at compile time, so `unit` comes from an unrolled loop.
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit == next_) store(unit / kParts, unit % kParts);
@@ -114,8 +115,8 @@ class GatedEpilogue {
     next_ = params_.keeps_gate ? 0 : kFirstHidden;
   }
 
-  // Packs the sums with biases. Two consecutive packed numbers of a thread are of the same two
-  // columns, in each of its two rows.
+  // Packs the sums with biases. Each packed number has two columns of a row. Two consecutive packed
+  // numbers have the same columns: those of the thread's first row and of its second row.
   template <class Accumulators>
   __device__ __forceinline__ void take_biased(Accumulators const& accumulators,
                                               WorkTile const& work) {

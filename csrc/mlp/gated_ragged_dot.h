@@ -39,8 +39,8 @@ struct Pairs {
   // [m], the group of each pair, which replaces the sizes of groups and `rows`. Pairs outside of
   // all groups come last. Null if rows are already sorted.
   int const* groups = nullptr;
-  // Whether x has the sorted rows and results are in the order of the pairs. If not, row i of the
-  // results belongs to the token of sorted pair i.
+  // If true, row i of x belongs to sorted pair i, and the results are in the order of the pairs. If
+  // false, x has tokens, and row i of the results belongs to sorted pair i.
   bool are_returned = false;
   // Whether the previous kernel of the stream, which writes x, may still run when this kernel
   // begins.

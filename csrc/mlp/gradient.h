@@ -24,7 +24,8 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers> {
                          GatedFunction, GeneralFunction>;
   using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers>;
   using Epilogue = GradientEpilogue<GatedGradient>;
-  // The sums of a row include columns past the last one, so these have to be loaded as zeros.
+  // The sums of a row include columns past the last one. Narrow tiles would not load these as
+  // zeros.
   static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : Rows::Params {

@@ -148,9 +148,10 @@ class GradientEpilogue {
   }
   __device__ void load(CUtensorMap const& from, uint8_t* to, sm90::Barrier& loaded,
                        sm90::StoreCoordinates const& at) const {
-    // Stores and loads count a group's rows from its end, but number this end differently. The hint
-    // is kNormal because neighbouring subtiles share lines of memory. With kEvictFirst these lines
-    // were read several times, and the kernel took up to 1.6 times as long.
+    // Both stores and loads address a row relative to the end of its group, but this end has a
+    // different coordinate in each. The hint is kNormal because neighbouring subtiles share lines
+    // of memory. With kEvictFirst these lines were read several times, and the kernel took up to
+    // 1.6 times as long.
     int const last = sm90::kRaggedRows, row = last - params_.store_shift + at.row;
     cute::SM90_TMA_LOAD_4D::copy(&from, loaded.address(),
                                  static_cast<uint64_t>(sm90::LoadHint::kNormal), to, at.column, row,

@@ -54,7 +54,7 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   });
 }
 
-// For biases, other activations, and experts without up.
+// Launches the kernel for biases, for activations other than kSigmoid, and for experts without up.
 template <ElementType kType>
 cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
   return with_config<kType, Major::kMN>(tile, [&](auto config) {

@@ -34,8 +34,8 @@ struct Projections {
 };
 
 // The results are q [rows, columns] and scale [rows, blocks] of hidden. If there is a count, only
-// the first `*count` rows are computed. No group owns the others, which on several devices are half
-// of a buffer or more.
+// the first `*count` rows are computed. No group owns the other rows. With several devices, these
+// are half of a buffer or more.
 struct QuantizedHidden {
   Projections projections;
   int const* count;
@@ -43,10 +43,10 @@ struct QuantizedHidden {
   float* scale;
 };
 
-// Computes from dh [rows, columns], the gradient of hidden, the gradients of gate and of up, [rows,
-// columns] each. Both are also quantised, in the layout of projections. `hidden` is computed again,
-// and may be the memory of dh. `dweights` [rows, blocks] is the gradient of each row's weight, with
-// one sum for each block of columns.
+// Computes the gradients of gate and of up, [rows, columns] each, from dh [rows, columns], the
+// gradient of hidden. Both are also quantised, in the layout of projections. `hidden` is computed
+// again, and may be the memory of dh. `dweights` [rows, blocks] is the gradient of each row's
+// weight, with one sum for each block of columns.
 struct QuantizedGradients {
   Projections projections;
   void const* dh;
@@ -71,7 +71,7 @@ struct TransposedBlocks {
   float* scale;
 };
 
-// As QuantizedGradients, except that the gradients of gate and up, and hidden, are stored as
+// Like QuantizedGradients, except that the gradients of gate and up, and hidden, are stored as
 // transposed blocks, in this order. `columns` is a multiple of 8.
 struct RaggedGradients {
   Projections projections;

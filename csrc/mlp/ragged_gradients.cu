@@ -31,7 +31,7 @@ using quantize::TransposeBuffer;
 
 using Source = __nv_bfloat16;
 
-constexpr int kOperands = 3;     // gate, up and the gradient of hidden; dgate, dup and hidden
+constexpr int kOperands = 3;     // gate, up and the gradient of hidden; later dgate, dup, hidden
 constexpr int kTilesPerCta = 8;  // at most
 constexpr int kCtasPerMultiprocessor = 2;
 constexpr int kTurns = 4;  // rounds of CTAs, at least
@@ -52,8 +52,8 @@ struct SharedStorage {
 struct Octets {
   Octet<Source> of[kOperands];
 
-  // Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns the share of
-  // these columns in the gradient of the row's weight.
+  // Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns what these
+  // columns add to the gradient of the row's weight.
   template <bool kIsPlain>
   __device__ __forceinline__ float apply(GatedFunction const& function, float weight) {
     float dweight = 0;
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
            column;
   };
   if (!block.grouped) {
-    // No product reads rows outside of all groups, which on several devices are half of a buffer or
-    // more. Only the gradients of their weights are stored, as zeros.
+    // No product reads rows outside of all groups. With several devices, these are half of a buffer
+    // or more. Only the gradients of their weights are stored, as zeros.
     int const blocks = pitch / kScaleBlock, across = (end - column) / kScaleBlock;
     for (int i = threadIdx.x; i < block.rows * across; i += kTileThreads) {
       int64_t const row = block.first + i / across;
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
   for (int which = 0; which < kOperands; ++which) fetch(which, column);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
-    // Otherwise the compiler keeps the addresses of all rows of all arrays in registers for the
-    // next tile.
+    // Without this statement, the compiler keeps the addresses of all rows of all arrays in
+    // registers for the next tile.
     asm volatile("" : "+r"(first), "+r"(pitch), "+r"(columns));
     int64_t const first_row = first;
     int const blocks = pitch / kScaleBlock, this_block = column / kScaleBlock;
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
       for (int which = 0; which < kOperands; ++which) {
         octets.of[which] = shared.operand[which].staging.row(i);
       }
-      // Weights are read again for each tile, then from L1, because there are no registers to keep
-      // them in.
+      // Weights are read again for each tile, from L1 after the first, because there are no
+      // registers to keep them in.
       float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
       float dweight = octets.apply<kIsPlain>(function, weight);
 #pragma unroll

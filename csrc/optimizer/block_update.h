@@ -34,7 +34,8 @@ struct Shared {
   Forms forms;
 };
 
-// Returns the place of a thread block. The blocks of a cluster's thread blocks are neighbours.
+// Returns the place of a thread block. The thread blocks of a cluster have neighbouring blocks of
+// the matrix.
 __device__ __forceinline__ TileGrid::Place place_of(Exchange const& exchange, TileGrid const& grid,
                                                     ClusterShape shape) {
   unsigned const cluster = blockIdx.x / (shape.across * shape.down);

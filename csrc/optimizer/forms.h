@@ -76,7 +76,7 @@ class Exchange {
 
   __device__ __forceinline__ Exchange(Forms& forms, ClusterShape shape)
       : Exchange(forms, shape, cooperative_groups::this_cluster().block_rank()) {
-    // A thread block may write to another thread block only after that one has begun.
+    // A thread block may write to the shared memory of another only after the other has begun.
     cooperative_groups::this_cluster().barrier_arrive();
   }
 

@@ -16,8 +16,8 @@ struct Elements {
 };
 
 // Matrices [matrices, rows, columns] and their FP8 forms in blocks of 128 x 128, all updated in
-// place. The forms are those of `quantize::BlocksArguments`. Either pair may be null. The forms may
-// be columns of wider matrices, which have `joined_columns` columns.
+// place. The forms are those of `quantize::BlocksArguments`. Either q and scale or q_t and scale_t
+// may be null. The forms may be columns of wider matrices, which have `joined_columns` columns.
 struct Weights {
   float* master;
   Elements copy;  // the weights in 16 bits, or null

@@ -1,8 +1,8 @@
-// Decodes packed codes to registers of two bfloat16, which are a thread's part of an operand of the
-// tensor cores of 16 columns by 16 elements of K.
+// Decodes packed codes to registers of two bfloat16. The registers are a thread's part of an
+// operand of the tensor cores, which has 16 columns by 16 elements of K.
 //
-// The pipe of integer instructions is the limit, because it takes one instruction in two cycles.
-// Left shifts have a second pipe, and instructions on two bfloat16 at once have a third.
+// The pipe of integer instructions limits the speed, because it takes one instruction in two
+// cycles. Left shifts use a second pipe, and instructions on two bfloat16 at once use a third.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace jgg::packed {
 
-using Fragment = uint32_t[4];  // of columns c, c + 8, c, c + 8; the last two are 8 of K later
+using Fragment = uint32_t[4];  // of columns c, c + 8, c, c + 8; the last two at K + 8
 
 __device__ __forceinline__ uint32_t multiply_two(uint32_t a, uint32_t b) {
   uint32_t product;
@@ -35,8 +35,8 @@ __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b
 __device__ __forceinline__ uint32_t twice_low(uint32_t x) { return __byte_perm(x, x, 0x1010); }
 __device__ __forceinline__ uint32_t twice_high(uint32_t x) { return __byte_perm(x, x, 0x3232); }
 
-// Moves eight e2m1 codes to the bits of a bfloat16's sign, exponent and mantissa. There each code
-// is 2^-126 times its value.
+// Moves eight e2m1 codes to the bits of a bfloat16's sign, exponent and mantissa. The bfloat16 is
+// then 2^-126 times the value of the code.
 __device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
   constexpr uint32_t kCode = 0x81C081C0;
   // `y` has the signs and magnitudes of the last two pairs, four bits apart.
@@ -47,7 +47,7 @@ __device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
   a[3] = y & kCode;
 }
 
-constexpr uint32_t k128 = 0x43004300;  // 128 in bfloat16, twice; its last seven bits count ones
+constexpr uint32_t k128 = 0x43004300;  // 128 in bfloat16, twice; last seven bits x make it 128 + x
 
 // Decodes eight codes. `zero` has 128 plus the zero point of each column, which is subtracted.
 __device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2], Fragment& a) {
@@ -57,8 +57,8 @@ __device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2
   }
 }
 
-// Decodes four numbers. Each is 128 plus its last seven bits, minus 128, or minus 256 if it is
-// negative.
+// Decodes four numbers. A number is 128 plus its last seven bits, minus 128 or, if its sign bit is
+// set, minus 256.
 __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_t& second) {
   uint32_t const y = x >> 8;
   first = subtract_two(masked_or(x, 0x007F007F, k128), masked_or(x, 0x00800080, k128));
@@ -72,8 +72,8 @@ struct Groups {
 };
 
 // A thread's part of a record, which it decodes to operands for four times 16 elements of K.
-// `values`, `scales` and `zeros` are those of consecutive records along K, of which this is number
-// `record`. `thread` is one of 128.
+// `values`, `scales` and `zeros` are those of consecutive records along K. `record` is the number
+// of this record among them. `thread` is from 0 to 127.
 template <Format kFormat>
 class Record;
 

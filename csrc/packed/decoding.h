@@ -130,7 +130,8 @@ class DecodingMainloop {
 #pragma unroll 1
     for (; records > 0; records -= Config::kRecords, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      // Threads wrote the rows, and WGMMA reads them through the async proxy.
+      // A fence is needed here, because threads wrote the rows, and WGMMA reads them through the
+      // async proxy.
       sm90::fence_async_proxy();
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {

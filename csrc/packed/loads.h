@@ -12,9 +12,9 @@ namespace jgg::packed {
 
 using sm90::kRowBytes;
 
-// The stages of all kernels. A stage has a few records of each strip of 64 columns, and the same
-// elements of K of rows. Strips are of gate and of up alternately, or consecutive strips of one
-// matrix.
+// The stages of all kernels of packed matrices. A stage has a few records of each strip of 64
+// columns, and the same elements of K of the rows. The strips belong to gate and up alternately, or
+// are consecutive strips of one matrix.
 template <Format kFormat_, int kTileM_, int kRecords_, int kStrips_, bool kWholeVectors_ = false>
 struct StageConfig {
   using Element = cutlass::bfloat16_t;
@@ -23,7 +23,8 @@ struct StageConfig {
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
   static constexpr bool kWholeVectors = kWholeVectors_;  // whether rows of x are whole vectors
-  // Schedules count steps of this many records. Groups of 128 elements do not cross a step.
+  // Schedules count steps of this many records. A step has 128 elements of K, so no group crosses
+  // the boundary of a step.
   static constexpr int kStepRecords = 2;
   static constexpr int kTileK = kStepRecords * kSide;
   static constexpr int kCluster = 1;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, u
 
 // The copies of one lane of the warp that loads: the values, the scales or the zero points of one
 // of a tile's strips. Each lane computes its addresses once for a tile, because one thread that
-// computed the addresses of all copies of every stage would take longer than memory.
+// computed the addresses of all copies of every stage would take longer than the copies.
 template <class Config>
 class Copier {
   static constexpr int kSlotBytes = Config::Of::kSlotBytes;
@@ -174,9 +175,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
     shared.tokens[row] = token < static_cast<unsigned>(params.tokens) ? int(token) : -1;
   }
   __syncwarp();
-  // The offsets of a thread's rows in x are in vectors, of which x has at most 2^32. They are
-  // computed once for a tile, because two warps have to issue 16 KB of copies in the time of 64
-  // elements of K.
+  // The offsets of a thread's rows in x count vectors, of which x has at most 2^32. The offsets are
+  // computed once for a tile, because two warps have to issue 16 KB of copies in the time that the
+  // products of 64 elements of K take.
   uint32_t from[kOwn], exist = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {

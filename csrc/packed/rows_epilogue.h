@@ -1,6 +1,6 @@
-// Turns the sums of many rows into results, 16 rows at a time, so that the kernel has the code for
-// them only once. Each warp transposes its 16 columns of these rows by itself, so that no warp
-// waits for others.
+// Turns the sums of many rows into results, 16 rows at a time, so that the kernel needs code for
+// only 16 rows. Each warp transposes its 16 columns of these rows by itself, so that no warp waits
+// for others.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -57,8 +57,8 @@ class RowsEpilogue : Epilogue<Config> {
   }
 
  private:
-  // Returns whether there is an activation. This is a constant if both matrices have a strip,
-  // because without branches between them, all activations of 16 rows overlap.
+  // Returns whether there is an activation. This is a constant if the strips are of gate and up:
+  // without branches in between, all activations of 16 rows overlap.
   __device__ bool activates() const { return Config::kHasUp || this->params().has_activation; }
 
   // Copies the sums of the rows from `block` on, which is one of kCount blocks from kFirst on.

@@ -36,7 +36,8 @@ struct StreamingConfig
   static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
   static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
 
-  // The order of pairs takes a quarter of what is reserved for barriers and the ring of work.
+  // kSharedMemoryReserve is for barriers and the ring of work. It also has room for the order of
+  // pairs, which takes a quarter of it.
   static constexpr int kReserve = sm90::kSharedMemoryReserve +
                                   few_rows::kGroupsAtOnce * sizeof(int) +
                                   kTeamThreads * kSums * sizeof(float);

@@ -75,8 +75,8 @@ struct ListedParts : Base {
 
   __device__ static WorkTile part(Params const& params, WorkTile work, bool low) {
     if (params.terms > 1) work.batch = 2 * work.batch + low;
-    // Makes the compiler compute coordinates that depend on these in each step, because the
-    // producer has too few registers to keep all of them from step to step.
+    // Makes the compiler compute the coordinates that depend on work.m and work.n again in each
+    // step, because the producer has too few registers to keep all of them from step to step.
     asm volatile("" : "+r"(work.m), "+r"(work.n));
     return work;
   }

@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads) split_lists(__grid_constant__ Stacks const stacks) {
-  // Begin at the end, because the search for maxima read it last, so it is still in L2.
+  // Warps begin at the end, because the search for maxima has read the end last, so it is still in
+  // L2.
   int const number = stacks.units - 1 - warp_of_grid();
   if (number < 0) return;
   Stack const& stack = stacks.find(number);

@@ -32,7 +32,7 @@ class ListedWorkspace {
   StackParts const& operator[](size_t stack) const { return parts_[stack]; }
   int parts_each() const { return parts_of(accuracy_); }
   int64_t bytes() const { return bytes_; }
-  // The maxima come first. prepare() sets them, which are bytes_to_clear() bytes, to zero.
+  // The maxima come first. They take bytes_to_clear() bytes, which prepare() sets to zero.
   void* memory() const { return memory_; }
   int64_t bytes_to_clear() const { return bytes_to_clear_; }
 

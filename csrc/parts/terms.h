@@ -1,4 +1,5 @@
-// The products of float16 parts (terms) whose sum is a product of float32 operands. No CUDA types.
+// The products of float16 parts (terms) whose sum is a product of float32 operands. This header
+// uses no CUDA types.
 #pragma once
 
 #include "types.h"

@@ -41,8 +41,8 @@ struct Octet {
     return Words::element(word[i / Words::kElements], i);
   }
 
-  // Replaces infinities by NaN, because the two FP8 formats treat infinities differently, and
-  // returns the largest magnitude, in all elements of a word. NaN does not count.
+  // Replaces infinities by NaN, because the two FP8 formats treat infinities differently. Returns a
+  // word whose elements all are the largest magnitude. NaN does not count.
   __device__ __forceinline__ uint32_t largest_after_poisoning() {
     uint32_t result = largest();
     if (Words::any_infinite(result)) {  // hardly ever
@@ -62,7 +62,7 @@ struct Octet {
     }
   }
 
-  // Returns the largest magnitude, in all elements of a word. NaN does not count.
+  // Returns a word whose elements all are the largest magnitude. NaN does not count.
   __device__ __forceinline__ uint32_t largest() const {
     uint32_t result = 0;
 #pragma unroll

@@ -19,7 +19,8 @@ namespace {
 constexpr int kTilesPerCta = 4;            // the most if there are few groups
 constexpr int kCtasPerMultiprocessor = 5;  // that a launch has at least, if there are enough tiles
 
-// Warps with rows and warps without rows wait for each other at different places of the program.
+// Warps with rows and warps without rows wait for each other at different places of the program,
+// which __barrier_sync() allows.
 constexpr int kTileBarrier = 0;
 
 template <class Source>

@@ -23,8 +23,8 @@ struct RowBlock {
   bool grouped;  // whether a group owns them
 };
 
-// Returns block number `block` of the blocks of `rows` rows in groups. All threads of the warp call
-// it.
+// Returns block number `block`, where the blocks of all groups are numbered one after the other.
+// All threads of the warp call it.
 __device__ inline RowBlock find_block(int const* group_sizes, int num_groups, int rows, int block) {
   GroupSizes const groups{group_sizes, &kNoOffset, 0, 0, 1, num_groups, num_groups, rows};
   SegmentCursor<DeviceWarp, BlocksOfRows> cursor(groups, BlocksOfRows{});

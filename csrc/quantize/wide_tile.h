@@ -29,7 +29,7 @@ struct WidePatch {
   static_assert(sizeof(Source) == 2, "wider elements take too many registers");
   Octet<Source> row[kOctet];
 
-  // Replaces infinities by NaN, and returns the largest magnitude, in all elements of a word.
+  // Replaces infinities by NaN, and returns a word whose elements all are the largest magnitude.
   __device__ __forceinline__ uint32_t largest_after_poisoning() {
     uint32_t largest = 0;
 #pragma unroll

@@ -30,7 +30,7 @@ struct CutContracting : Whole_ {
     return skew_of<SimulatedWarp>(groups, grid).is_possible();
   }
 
-  // Returns whether tiles should be cut, and sets `work` to where. A whole warp calls it.
+  // Returns whether tiles should be cut. If so, `work` receives the cuts. A whole warp calls it.
   __device__ static bool is_skewed(Params const& params, SkewedWork& work) {
     int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
     return skew_of<DeviceWarp>(params.groups, params.grid)

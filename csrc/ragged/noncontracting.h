@@ -24,8 +24,8 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  // lhs may not be contiguous along its rows. Boxes would then start at multiples of 16 bytes, so
-  // stages would hold rows of the previous group.
+  // lhs may not be contiguous along the ragged dimension m. Boxes would then start at multiples of
+  // 16 bytes, so stages would hold rows of the previous group.
   static_assert(Config::kLhsMajor == Major::kK);
   static constexpr bool kAdds = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
@@ -50,9 +50,9 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
     GatheredRows rows;
   };
 
-  // Returns whether clusters keep step in this tile. They do not in pieces, because pieces come
-  // last and clusters have different numbers of them, nor in unowned rows, because those take no
-  // time.
+  // Returns whether clusters keep step in this tile. They do not keep step in pieces, because
+  // pieces come last, and clusters have different numbers of pieces. They do not keep step in
+  // unowned rows, because these take no time.
   __device__ static bool is_whole(Params const& params, WorkTile const& work) {
     return work.k_tiles >= ceil_div(params.k, Config::kTileK);
   }
@@ -154,9 +154,9 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
 
   // Returns whether groups have so few tiles, and tiles so many steps, that no weight is read
   // again. Weights [k, n] are then the first to be evicted from L2, which is up to 2 % faster. For
-  // weights [n, k] that is up to 14 % slower. Instead, with more than kDecodingRows rows per group,
-  // L2 fetches them one box at a time, which is up to 6 % faster. With few steps, early eviction
-  // costs 5 %, and fetching one box at a time costs 1 %.
+  // weights [n, k], early eviction is up to 14 % slower. Instead, with more than kDecodingRows rows
+  // per group, L2 fetches these weights one box at a time, which is up to 6 % faster. With few
+  // steps, early eviction costs 5 %, and fetching one box at a time costs 1 %.
   static bool streams_weights(RaggedDotArguments const& a) {
     constexpr int kManySteps = 32;
     return has_few_rows(a.groups) && a.accuracy == Accuracy::kTf32 &&

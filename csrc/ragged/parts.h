@@ -11,7 +11,7 @@
 namespace jgg::sm90 {
 
 // `Base` is the problem of float16 operands. For `Base`, the low parts are batches that follow the
-// last batch of the high parts, so it needs no coordinates of its own for them.
+// last batch of the high parts, so `Base` needs no further coordinates for low parts.
 template <class Base>
 struct RaggedParts : Base {
   using Config = typename Base::Config;

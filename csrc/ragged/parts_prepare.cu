@@ -30,7 +30,7 @@ struct Operand {
   unsigned* maxima;
   int const* owners;
   int owners_stride;  // from matrix to matrix, 0 if all have the same owners
-  int const* in_use;  // [outer], used if nothing is ragged
+  int const* in_use;  // [outer], read if the operand is not ragged
   int maxima_stride;
   bool shared;  // whether data has one matrix, which all `outer` matrices copy
   int outer;

@@ -31,7 +31,7 @@ class RaggedWorkspace {
   // Whether batches differ in which rows their groups own.
   bool owners_batched() const { return owners_batched_; }
   int64_t bytes() const { return bytes_; }
-  // The maxima and in_use() come first. prepare() sets them, which are bytes_to_clear() bytes, to
+  // The maxima and in_use() come first. They take bytes_to_clear() bytes, which prepare() sets to
   // zero.
   void* memory() const { return memory_; }
   int64_t bytes_to_clear() const { return bytes_to_clear_; }

@@ -1,4 +1,5 @@
-// The interface of the ragged products: arguments in, a launch on a stream out. No CUTLASS here.
+// The interface of the ragged products: arguments in, a launch on a stream out. This header does
+// not include CUTLASS.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +13,8 @@
 
 namespace jgg {
 
-// Operands of both ragged products, with b the batch dimension that each operand may have or share:
+// The operands of both ragged products. b is the batch dimension; all batches share an operand
+// without it:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
 //   contracting     lhs [b, m, k], rhs [b, m, n], out [b, local_groups, k, n]
 // m is the ragged dimension, groups.rows.

@@ -67,7 +67,7 @@ __device__ inline void write_zeros(GroupSizes const& groups, ResultMatrices cons
     int const vectors = static_cast<int>(min(int64_t(kChunkVectors), results.vectors - first));
     uint4* const to =
         (is_second ? results.data[1] : results.data[0]) + matrix * results.vectors + first;
-    // Streaming stores, so that operands stay in L2.
+    // The stores are streaming, so that operands stay in L2.
 #pragma unroll 8
     for (int i = DeviceWarp::lanes(); i < vectors; i += kWarpSize) __stcs(to + i, uint4{});
   }

@@ -28,7 +28,7 @@ class TriangularEpilogue {
   static constexpr int kBlock = kRowsPerConsumer;
   static constexpr int kBlocks = Config::kTileN / kBlock;
   static constexpr int kAccumulatorsPerBlock = kBlock * kBlock / kWarpgroup;
-  // A block takes one subtile of shared memory, or two of half its columns.
+  // A block takes one subtile of shared memory, or two with half of its columns each.
   static constexpr int kSubtilesPerBlock = kBlock / Config::kSubtileColumns;
   static constexpr int kSlots = Config::kSubtileSlots / kSubtilesPerBlock;
 
@@ -51,8 +51,8 @@ class TriangularEpilogue {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.diagonal.at(work.batch)));
   }
 
-  // Takes over the first blocks of a finished half tile. 32-bit results are too many registers to
-  // carry along and are stored at once.
+  // Takes over the first blocks of a finished half tile. 32-bit results would take too many
+  // registers until the next tile, so they are stored at once.
   template <class Accumulators>
   __device__ void take(Accumulators& accumulators, WorkTile const& work) {
     stack_ = work.group;
@@ -72,7 +72,7 @@ class TriangularEpilogue {
   }
 
   // Stores the block on the diagonal, if the half tile taken last has one that is not stored yet.
-  // This takes more registers than the next tile's accumulators would leave.
+  // This cannot wait for the next tile, whose accumulators leave too few registers.
   __device__ void store_early() {
     if constexpr (kPacks) {
       int const block = (row() - column()) / kBlock;
@@ -165,7 +165,7 @@ class TriangularEpilogue {
     }
   }
 
-  // Step 2b stores block b of `values`, step 2b + 1 its mirror image.
+  // Step 2b stores block b of `values`, and step 2b + 1 stores its mirror image.
   template <class Values>
   __device__ void store(int step, Values const& values) {
     bool const mirror = step % 2 == 1;
@@ -239,8 +239,9 @@ class TriangularEpilogue {
     slot_ = (slot_ + 1) % kSlots;
   }
 
-  // Fills in the elements of a block on the diagonal that are not in the computed triangle. Only
-  // for 32-bit results, because the instructions that transpose matrices take 16-bit elements.
+  // Fills in the elements of a block on the diagonal that are not in the computed triangle. This
+  // function is only for 32-bit results, because the instructions that transpose matrices take
+  // 16-bit elements.
   __device__ void complete_diagonal(int first) const {
     constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
     using Vector = cutlass::AlignedArray<Output, kUnit>;

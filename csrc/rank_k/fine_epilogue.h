@@ -166,7 +166,8 @@ class FineEpilogue {
   }
 
   // Stores a block of 16-bit results and its mirror image. A block on the diagonal is its own
-  // mirror image. Zeros fill its other triangle, or store_beside_others() does.
+  // mirror image. This function fills the other triangle of such a block with zeros. If the other
+  // triangle has no zeros, store_beside_others() stores the block.
   template <class Value>
   __device__ void store_block(Value const& value, int slot, int row, int column) const {
     bool const diagonal = row == column;
@@ -223,7 +224,8 @@ class FineEpilogue {
       stage(two, index, staging);
     }
     if (!mirrored) return copy_staged(staging, first, first, 0, kBlockPairs);
-    // The other side of the diagonal is the mirror image of other warps' rows.
+    // Elements of this warp's rows on the other side of the diagonal are mirror images of other
+    // warps' elements. Those warps store them.
     bool const lower = params_.uplo == Uplo::kLower;
     copy_staged(staging, first, first, lower ? 0 : warp(), lower ? warp() + 1 : kBlockPairs);
     __syncwarp();

@@ -80,7 +80,7 @@ struct FineRoles {
       set_arrivals(shared.full, 1);
       set_arrivals(shared.empty, Loop::kEmptyArrivals);
       fence_barriers();
-      // Copies will signal the barriers.
+      // This fence is for the copies, which will signal the barriers.
       fence_async_proxy();
     }
     __syncwarp();

@@ -18,7 +18,7 @@ namespace jgg::sm90 {
 // Calls launch(params, units) once for every kMaxStacks stacks.
 template <class Problem, class Launch>
 cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
-  // On the heap, because it is too large for the stack of the caller's thread.
+  // Parameters are on the heap, because the stack of XLA's thread may be too small for them.
   auto const params = std::make_unique<typename Problem::Params>();
   int const count = static_cast<int>(arguments.stacks.size());
   for (int first = 0; first < count; first += Problem::kMaxStacks) {

@@ -180,7 +180,8 @@ struct RankK {
       // For A B^T alone, lhs and rhs of a narrow tile come from different operands.
       int const narrow_steps = params.one_product ? 1 : kNarrowSteps;
       scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, narrow_steps), units};
-      // Only if there is a single stack: units of other stacks would fill up the last wave.
+      // Narrow tiles are halved only if there is a single stack, because units of other stacks
+      // would fill up the last wave.
       if (kHalvesNarrow && narrow_steps == 2 && arguments.may_halve &&
           arguments.stacks.size() == 1) {
         int clusters;

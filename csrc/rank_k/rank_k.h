@@ -57,7 +57,7 @@ struct RankKArguments {
   int64_t workspace_bytes = 0;
 };
 
-// Bytes of workspace that float32 operands need.
+// Returns how many bytes of workspace float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 // Splits float32 operands into parts in the workspace. Sets `parts` to the same updates, with
 // pointers to the parts.

@@ -5,8 +5,8 @@
 namespace jgg::rows {
 namespace {
 
-// A thread has loads of `kAtOnce` rows in flight. Two rows leave registers for more threads than
-// eight rows do.
+// A thread has loads of `kAtOnce` rows in flight. With two rows, a multiprocessor has registers for
+// more threads than with eight rows.
 template <class T, bool kAligned, bool kWeighted, int kAtOnce>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_kernel(CombineArguments arguments, Sharing sharing) {

@@ -6,7 +6,7 @@
 namespace jgg {
 
 // An operand whose rows are copies of `tokens` rows in memory, in any order and with repeats. Row i
-// of the operand is row of[i] / divisor in memory, or zero if that is out of range. If `of` is
+// of the operand is row of[i] / divisor in memory, or zeros if there is no such row. If `of` is
 // null, the rows in memory are the operand.
 struct GatheredRows {
   int const* of = nullptr;

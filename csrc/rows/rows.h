@@ -35,7 +35,7 @@ struct RowCount {
 };
 
 struct Pairs {
-  // [tokens, choices]: a pair's row, out of range if it has none; null: the number of the pair
+  // [tokens, choices]: the row of each pair, out of range if it has none. Null: pair i has row i
   Batched<int const> row;
   Batched<float const> weights;  // [tokens, choices], null: ones
   int tokens;

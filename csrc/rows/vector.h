@@ -15,7 +15,7 @@ namespace jgg::rows {
 constexpr int kVectorBytes = 16;
 constexpr int kThreads = 256;
 
-// 16 bytes if all rows begin at multiples of 16 bytes, else one element.
+// A vector has 16 bytes if all rows begin at multiples of 16 bytes. Otherwise it has one element.
 template <class T, bool kAligned>
 struct Vector {
   static constexpr int kElements = kAligned ? kVectorBytes / sizeof(T) : 1;

@@ -1,4 +1,5 @@
-// The interface of the FP8 products: arguments in, a launch on a stream out. No CUTLASS here.
+// The interface of the FP8 products: arguments in, a launch on a stream out. This header does not
+// include CUTLASS.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,8 +13,8 @@
 
 namespace jgg {
 
-// Shapes, where b is the batch dimension that each operand may have or share, and every operand is
-// contiguous along the contracted dimension:
+// The operands, which are contiguous along the contracted dimension. b is the batch dimension; all
+// batches share an operand without it:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
 //   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
 // In the contracting product, k is the ragged dimension. Each group starts at the start of a block
@@ -53,8 +54,8 @@ struct ScaledArguments {
 // All functions return kNotCompiled if there is no such kernel.
 cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                          cudaStream_t stream);
-// For scales that do not change along K. `lhs_scales` are the same for all steps. rhs has
-// `channel_scales` [b, local_groups, n], or `rhs_scales` with one scale for each matrix.
+// Multiplies operands whose scales do not change along K. `lhs_scales` are the same for all steps.
+// rhs has `channel_scales` [b, local_groups, n], or `rhs_scales` with one scale for each matrix.
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
 // Takes `rows`, no batch dimension, and block scales for which k / 128 is a multiple of four.

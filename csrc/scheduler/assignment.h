@@ -34,8 +34,8 @@ struct Piece {
 // is therefore done or running, even if other kernels hold part of the device.
 class Assignment {
  public:
-  // Cutting must save this many K tiles, because the fixup takes time. As an estimate, the 128 KB
-  // of a tile leave a multiprocessor in the time of two to three steps, and arrive as slowly.
+  // Cutting must save this many K tiles, because the fixup takes time. A multiprocessor needs the
+  // time of about two to three steps to write the 128 KB of a tile, and as long again to read them.
   static constexpr int kWorthwhile = 16;
 
   // The most clusters that share a unit of the last wave. A launch of few units has a grid of this

@@ -9,16 +9,17 @@
 
 namespace jgg {
 
-// Where chains are cut, which all clusters compute alike. Full waves, which give a whole chain to
-// each cluster, are not cut. The remaining chains are fewer than the clusters. They are all cut at
-// the same steps, into as many pieces as there are clusters for, or as are worth it. Clusters with
-// the same piece of different chains therefore read the same operands at the same time. If clusters
-// remain, the pieces end early. The tails, which are the steps left at the ends of the chains, are
-// laid end to end and dealt to the remaining clusters in equal shares.
+// The steps at which chains are cut. All clusters compute the same cuts. Full waves, which give a
+// whole chain to each cluster, are not cut. The remaining chains are fewer than the clusters. They
+// are all cut at the same steps, into as many pieces as there are clusters for, unless the pieces
+// would be too short to be worth it. Clusters with the same piece of different chains therefore
+// read the same operands at the same time. If clusters remain, the pieces end early. The tails,
+// which are the steps left at the ends of the chains, are laid end to end and dealt to the
+// remaining clusters in equal shares.
 class ChainCuts {
  public:
-  // Cost of the fixup between two pieces, in K tiles: the 128 KB of a tile leave a multiprocessor
-  // in the time of two to three K tiles, and arrive as slowly.
+  // The cost of the fixup between two pieces, in K tiles. A multiprocessor needs the time of two to
+  // three K tiles to write the 128 KB of a tile, and as long again to read them.
   static constexpr int kHandOver = 5;
   // If a cut is closer than this to an end of what it cuts, it moves to that end.
   static constexpr int kLeastPiece = 8;
@@ -124,13 +125,14 @@ class ChainCuts {
   JGG_HOST_DEVICE static int max(int a, int b) { return a > b ? a : b; }
 
   // Returns the least steps of a piece that are worth it. Pieces of r steps take the time of r
-  // steps and of longest / r additions, each of kHandOver / 2. The total is least if r is the root
-  // of longest * kHandOver / 2. With a slightly larger r, there are fewer sums to wait for.
+  // steps and of longest / r additions, and an addition takes kHandOver / 2 steps. The total is
+  // least if r is the square root of longest * kHandOver / 2. The r here is a little larger, so
+  // that there are fewer sums to wait for.
   JGG_HOST_DEVICE static int least_reach(int longest) {
     return max(kLeastReach, static_cast<int>(sqrtf(float(kHandOver) * float(longest))));
   }
-  // Returns the time in steps of handing a sum over and adding the sums of the longest tile. Each
-  // takes kHandOver / 2.
+  // Returns the time in steps of handing a sum over and adding the sums of the longest tile. To
+  // hand over or to add one sum takes kHandOver / 2.
   JGG_HOST_DEVICE int cost_of_adding(int longest) const {
     return (1 + ceil_div(longest, max(reach_, 1))) * kHandOver / 2;
   }

@@ -20,7 +20,7 @@ struct ChainSteps {
 };
 
 // The pieces of one cluster, in the order in which it computes them. All groups have the same
-// units. The units i of all groups, one after another, make up a chain. All chains are therefore
+// units. Chain i consists of unit i of every group, one after another. All chains are therefore
 // equally long, and `ChainAssignment` deals them out. A piece is a tile of a part of its group's
 // rows. Groups without rows have no tiles here.
 //

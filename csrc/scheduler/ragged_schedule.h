@@ -111,8 +111,8 @@ struct ContractingGrid {
   static constexpr int kEqualRows = kTileK / 2;
   // If all units of an average group have at most this many steps together, clusters take units in
   // turn. To find the cluster that is free first takes about a microsecond per group, in which all
-  // clusters together compute 110 steps. With 66 steps per group, units in turn take three quarters
-  // of the time. With 72 steps, they take 5 % more.
+  // clusters together compute 110 steps. With 66 steps per group, kernels that take units in turn
+  // need three quarters of the time. With 72 steps, they need 5 % more time.
   static constexpr int kFewSteps = 66;
 
   Raster<kCluster, kSharesLhs> raster;
@@ -167,8 +167,8 @@ class ContractingSchedule {
 
   JGG_HOST_DEVICE bool in_turn() const { return grid_.in_turn; }
 
-  // Sets `run` to the units of the group that owns `unit`, which cost the same. Returns false past
-  // the last unit.
+  // Sets `run` to the units of the group that owns `unit`. All units of a group cost the same.
+  // Returns false past the last unit.
   JGG_HOST_DEVICE bool run(int unit, Run& run) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;

@@ -24,9 +24,9 @@ struct Segment {
 // each starts at a multiple of kPad rows. With kHotFirst, the segments of more than `hot_rows` rows
 // come before all others.
 //
-// A batch has a segment for each group, for each local group whose global index does not exist (it
-// owns no rows), and last for the rows that no group owns. The cursor makes sizes safe: a negative
-// size counts as zero, and the running sum never passes `rows`.
+// A batch has a segment for each group, and for each local group whose global index does not exist
+// (such a group owns no rows). The last segment has the rows that no group owns. The cursor makes
+// sizes safe: a negative size counts as zero, and the running sum never passes `rows`.
 template <class Warp, class Units, int kPad = 1, bool kHotFirst = false>
 class SegmentCursor {
  public:

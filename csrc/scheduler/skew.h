@@ -1,4 +1,4 @@
-// Whether the groups of a contracting product are so unequal that tiles have to be cut.
+// Decides whether the groups of a contracting product are so unequal that tiles have to be cut.
 #pragma once
 
 #include "scheduler/ceil_div.h"
@@ -47,7 +47,7 @@ class Skew {
   }
 
   // Returns whether tiles should be cut, if there is room for `most_sums` sums that are handed
-  // over. Sets `work` to where they are cut.
+  // over. If so, `work` receives the cuts.
   JGG_HOST_DEVICE bool is_worth_cutting(int clusters, int most_sums, SkewedWork& work) const {
     Summary const all = summary();
     if (all.cost >= ChainCuts::kLongest) return false;

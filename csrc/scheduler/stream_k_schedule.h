@@ -7,9 +7,9 @@
 namespace jgg {
 
 // The pieces of one cluster, in the order in which it computes them. The number of units depends on
-// the group sizes, so every cluster counts the units first. Unowned rows take almost no time, so
-// cutting does not even them out. They come last, and go first to the clusters that are idle in the
-// last wave.
+// the group sizes, so every cluster counts the units first. Tiles of unowned rows are not cut,
+// because they take almost no time. They come last, and go first to the clusters that are idle in
+// the last wave.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster,
           class Assignment = jgg::Assignment>
 class StreamKSchedule {

@@ -1,5 +1,6 @@
 // The tiles of symmetric results, of which only one triangle is computed: a closed form from the
-// number of a tile to its place, and the schedule built on it. Host and device, no CUDA types.
+// number of a tile to its place, and the schedule built on it. This header is for host and device,
+// and uses no CUDA types.
 #pragma once
 
 #include <algorithm>

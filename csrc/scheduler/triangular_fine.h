@@ -1,6 +1,6 @@
 // The tiles of symmetric results that have too few tiles of triangular.h for all multiprocessors.
-// The tiles here are smaller, and each has a thread block of its own. Host and device, no CUDA
-// types.
+// The tiles here are smaller, and each has a thread block of its own. This header is for host and
+// device, and uses no CUDA types.
 #pragma once
 
 #include <type_traits>

@@ -1,5 +1,5 @@
 // The tiles of symmetric results in runs of equal cost, longest first: a schedule of square tiles
-// for blocks that work on their own. Host and device, no CUDA types.
+// for blocks that work on their own. This header is for host and device, and uses no CUDA types.
 #pragma once
 
 #include <algorithm>
@@ -109,7 +109,7 @@ class TriangularRunSchedule {
     return {entry.row + 1, entry.column};
   }
 
-  // The last run that begins at or before `unit`.
+  // Returns the last run that begins at or before `unit`.
   JGG_HOST_DEVICE int find_run(int unit) const {
     int low = 0, high = count_;
     while (high - low > 1) {

@@ -3,8 +3,8 @@
 // x = p0 + p1 + ..., where each part has the next eight bits of x. Three parts have all bits of x,
 // and two parts leave out the last eight bits. Bfloat16 has the exponents of float32. These parts
 // therefore need no scale, unlike the float16 parts of sm90/float16_parts.h, and no pass over a
-// whole group first. In exchange a product needs more of them: float32 accuracy takes six products
-// of three bfloat16 parts, but only three products of two float16 parts.
+// whole group first. In exchange a product needs more parts: float32 accuracy takes six products of
+// three bfloat16 parts, but only three products of two float16 parts.
 //
 // Products of first parts are summed apart from all other products, which are corrections. If an
 // operand is infinite, its second part is NaN, and so are the corrections, which are then dropped.

@@ -100,7 +100,8 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
   static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
   static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
-  // Volatile, so that the lane is read here and takes no register of the consumers.
+  // The statement is volatile, so that the lane is read here and takes no register of the
+  // consumers.
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   int const first_row = warp * kWarpSize;

@@ -27,7 +27,8 @@ static __device__ unsigned loaded_tiles;
 // Used by the thread that loads. If it is not used, neither wait() nor arrive() is called.
 class Lockstep {
  public:
-  // If all blocks begin at once, no block has loaded a tile yet when the last one begins.
+  // Blocks that begin at once have the same goal, because no block has loaded a tile yet when the
+  // last block begins.
   __device__ explicit Lockstep(bool is_used) : goal_(is_used ? loaded() : 0) {}
 
   // Called before a tile of `steps` steps is loaded.
@@ -42,7 +43,7 @@ class Lockstep {
     }
   }
 
-  // Called after its loads are issued.
+  // Called after the loads of the tile are issued.
   __device__ void arrive() {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&loaded_tiles) : "memory");
     goal_ += gridDim.x;

@@ -22,9 +22,9 @@ struct ScaledPieces : TileRoles<Problem> {
   template <class Sums>
   __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work,
                                   int consumer, Sums& sums) {
-    // Finish every piece before the pieces are added up, not their sum once. If the sum were
-    // finished, ptxas would assign registers such that the mainloop's additions read some register
-    // banks three times.
+    // Finish every piece before the pieces are added up, instead of finishing their sum once. If
+    // the sum were finished, ptxas would assign registers such that the mainloop's additions read
+    // some register banks three times.
     Problem::finish(params, work, sums);
     constexpr int kSums = sizeof(sums[0]) / sizeof(float);
     PartialSums<typename Problem::Config> const partial_sums(params.workspace, consumer);

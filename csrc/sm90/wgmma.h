@@ -33,8 +33,8 @@ constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>
                            kWarpgroup / kRowsPerConsumer;
 
 // Adds the product of one K tile, which is all of K that the descriptors cover, to the
-// accumulators. If `from_zero`, the first WGMMA overwrites them. It has to be inlined before other
-// optimisations. Otherwise accumulators would be copied.
+// accumulators. If `from_zero`, the first WGMMA overwrites them. The function has to be inlined
+// before other optimisations. Otherwise accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
                                            Accumulators& accumulators) {

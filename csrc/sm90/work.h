@@ -19,7 +19,7 @@ constexpr int work_readers(int loading_warps) {
   return loading_warps + kConsumers * kWarpgroup / kWarpSize;
 }
 
-// Called by one thread.
+// One thread calls this.
 template <class Shared>
 __device__ void initialize_work(Shared& shared, int loading_warps) {
   set_arrivals(shared.work_full, 1);
@@ -60,8 +60,8 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
 }
 
 // Fills the ring with stream-K pieces. Unlike fill_ring(), it finds the next piece before waiting
-// for a free slot. Kept separate: a shared loop changed the machine code of the stream-K kernels.
-// `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
+// for a free slot. The two loops are separate, because a shared loop changed the machine code of
+// the stream-K kernels. `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
 template <class Config, class ScheduleOf, class Shared>
 __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
   auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);

@@ -1,6 +1,6 @@
-// Source C of float32 results (beta = 1). A tile of C is loaded into the stages that follow the
-// tile's last K tile. C then arrives by the time that the product is complete, and many loads are
-// in flight.
+// Adds the source C to float32 results (beta = 1). A tile of C is loaded into the stages that
+// follow the tile's last K tile. C then arrives by the time that the product is complete, and many
+// loads are in flight.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -83,7 +83,7 @@ class PreviousResult {
                                (i - kLhsBoxes) * Config::kSubtileBytes;
   }
 
-  // Adds to the accumulators of subtile number `number`.
+  // Adds the box at `from` to the accumulators of subtile number `number`.
   template <class Accumulators>
   __device__ static void add_box(Accumulators& accumulators, int number, uint8_t const* from) {
     constexpr int kCount = kRowsPerConsumer * Config::kSubtileColumns / kWarpgroup;

@@ -9,9 +9,10 @@
 
 namespace jgg::sm90 {
 
-// accumulators = alpha * accumulators + beta * C, for a half tile. `c` points to its first element
-// in C, a matrix of `pitch` columns, which are a multiple of 16 bytes. C has `rows` more rows and
-// `columns` more columns from that element on. As in BLAS, C is not read if beta is zero.
+// accumulators = alpha * accumulators + beta * C, for a half tile. `c` points to the half tile's
+// first element in C, a matrix of `pitch` columns. Rows of C are multiples of 16 bytes. C has
+// `rows` more rows and `columns` more columns from that element on. As in BLAS, C is not read if
+// beta is zero.
 template <class Output, class Accumulators>
 __device__ void scale_and_add(Accumulators& accumulators, float alpha, float beta, Output const* c,
                               int64_t pitch, int rows, int columns) {

@@ -152,8 +152,8 @@ class ScaledEpilogue {
   }
 
   // The scales of a thread's columns in a subtile that begins at `column`: two neighbours in every
-  // eight columns. All are loaded before any result is written, because the compiler moves no load
-  // past a store to shared memory, and each load would be waited for.
+  // eight columns. All are loaded before any result is written. The compiler moves no load past a
+  // store to shared memory, so a thread would otherwise wait for each load separately.
   template <int kEights>
   struct ColumnScales {
     float2 of[kEights];

@@ -58,13 +58,13 @@ __device__ inline int accumulator_column(int i) {
 }
 
 // Writes 16 rows by 16 columns of 16-bit results for each warp. Each of a thread's four registers
-// has two of them.
+// has two results.
 __device__ inline void write_matrix(uint8_t* unit, uint32_t const* pairs) {
   cute::SM90_U32x4_STSM_N::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                 *reinterpret_cast<cute::uint128_t*>(unit));
 }
 
-// Writes the transpose of each of the matrix's four squares of 8 rows by 8 columns.
+// Like write_matrix(), but writes the transpose of each of the four squares of 8 rows by 8 columns.
 __device__ inline void write_transposed_matrix(uint8_t* unit, uint32_t const* pairs) {
   cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3],
                                 *reinterpret_cast<cute::uint128_t*>(unit));

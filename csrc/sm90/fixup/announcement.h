@@ -17,8 +17,8 @@
 // ended (`let_next_begin`); it announces and awaits only after `await_previous`. An entry that
 // names the sums that a block waits for was therefore written by this launch, after the sums were.
 //
-// The workspace holds only a hint where in the table to look. A hint counts only if the entry there
-// names the right sums, so stale and random hints do no harm.
+// The workspace holds only a hint, which says where in the table to look. A hint counts only if the
+// entry there names the right sums, so stale and random hints do no harm.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ struct ExchangingStorage : SharedStorage<Config> {
   ExchangeBarriers exchange;
 };
 
-// Called by one thread.
+// One thread calls this.
 inline __device__ void initialize_exchange(ExchangeBarriers& barriers) {
   for (int i = 0; i < kConsumers; ++i) {
     barriers.free[i].init(1);

@@ -37,8 +37,8 @@ class PartialSums {
     for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
     sync_consumer(consumer_);
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
-    // Sync so that no thread runs ahead. Without it the FP8 kernel runs out of registers, and the
-    // compiler keeps the mainloop's counters in local memory.
+    // Sync so that no thread runs ahead. Without this barrier the FP8 kernel runs out of registers,
+    // and the compiler keeps the mainloop's counters in local memory.
     sync_consumer(consumer_);
   }
 

@@ -1,5 +1,5 @@
-// Fixup of stream-K pieces: a block hands its accumulators to the block that computes the tile's
-// last piece, which adds them to its own.
+// The fixup of pieces of a tile. The block that computes the first piece adds up the accumulators
+// of all pieces. The other blocks hand their accumulators over to it.
 #pragma once
 
 #include "scheduler/assignment.h"

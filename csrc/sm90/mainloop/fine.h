@@ -5,8 +5,8 @@
 
 namespace jgg::sm90 {
 
-// 64 rows of a stage. Strip i of the stage's lhs has rows `m` + 64 i of the work tile and on, and
-// strip i of its rhs has rows `n` + 64 i and on.
+// 64 rows of a stage. Strip i of the stage's lhs begins at row `m` + 64 i of the work tile, and
+// strip i of the stage's rhs begins at row `n` + 64 i.
 struct Strip {
   bool in_rhs;
   int index;
@@ -47,7 +47,7 @@ class FineMainloop : public CooperativeMainloop<Problem> {
     bool const both = work.share == Share::kBoth;
     bool const share_lhs = both || work.share == Share::kLhs;
     bool const share_rhs = both || work.share == Share::kRhs;
-    // Not unrolled, because the first steps wait for instructions too.
+    // The loop is not unrolled, because the first steps wait for instructions too.
 #pragma unroll 1
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);

@@ -9,7 +9,8 @@ namespace jgg::sm90 {
 // WGMMA truncates each partial sum instead of rounding it, so all errors are towards zero. Over
 // thousands of steps they add up to several times the error of a rounded float32 sum. The products
 // of high parts therefore start from zero in every step and are added to the totals by ordinary,
-// rounded additions. The correction terms are 2^11 smaller and may stay in the tensor cores.
+// rounded additions. The correction terms are 2^11 times smaller, so the tensor cores may add them
+// up.
 //
 // Totals and a second set of accumulators of the same size would take more registers than there
 // are, so such a step multiplies one slice of the columns after the other. While one consumer adds,

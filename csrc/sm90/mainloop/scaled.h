@@ -162,7 +162,7 @@ class ScaledMainloop {
                              SmemLayout<typename Config::Lhs, kRowsPerConsumer>{});
   }
 
-  // Returns the descriptors of these rows.
+  // Returns the descriptors of the rows of lhs_tile().
   __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
     auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(

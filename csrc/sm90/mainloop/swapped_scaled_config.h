@@ -1,11 +1,11 @@
 // The compile-time configuration of FP8 kernels for groups of few rows, and their shared memory.
 //
 // For such groups a kernel reads almost nothing but weights, and takes as long as reading them
-// takes. The weights' columns are on the M side of WGMMA, which comes in 64, and the rows are on
-// its N side, which comes in 8: the product is transposed. Few rows then take little shared memory
-// and few registers, which leaves room for more weights in flight. Tiles are small, so that all
-// multiprocessors end at about the same time. Blocks are not in clusters, because the blocks of a
-// cluster would wait for each other.
+// takes. The weights' columns are on the M side of WGMMA, which is a multiple of 64. The rows are
+// on its N side, which is a multiple of 8. The product is therefore transposed. Few rows then take
+// little shared memory and few registers, which leaves room for more weights in flight. Tiles are
+// small, so that all multiprocessors end at about the same time. Blocks are not in clusters,
+// because the blocks of a cluster would wait for each other.
 #pragma once
 
 #include "sm90/mainloop/scaled_config.h"

@@ -5,8 +5,8 @@
 // takes. An earlier pass that splits weights into parts would read and write them once more, so
 // this kernel splits them on their way from shared memory to the tensor cores. The tensor cores
 // take one operand from registers, the one on the M side. The weights' columns are therefore on the
-// M side and the rows on the N side: the product is transposed. M comes in 64 and N in 8, so few
-// rows then add little.
+// M side and the rows on the N side: the product is transposed. M is a multiple of 64 and N a
+// multiple of 8, so few rows cost little on the N side.
 #pragma once
 
 #include "sm90/barrier.h"
@@ -54,9 +54,10 @@ struct SwappedSplitStorage {
   alignas(8) Barrier work_empty[kWorkStages];
 };
 
-// Returns the first of a lane's two columns among the 16 columns of its warp. It is row lane / 4 of
-// WGMMA's M side. The lane's other column is 8 columns further on, and 8 rows further on the M
-// side. In this order, eight neighbouring lanes read from different banks of shared memory.
+// Returns the first of a lane's two columns among the 16 columns of its warp. This column is row
+// lane / 4 of WGMMA's M side. The lane's other column is 8 columns further on, and 8 rows further
+// on the M side. In this order, eight neighbouring lanes read from different banks of shared
+// memory.
 __device__ inline int column_of_lane() {
   int const row = threadIdx.x % kWarpSize / 4;
   return row / 2 + row % 2 * 4;

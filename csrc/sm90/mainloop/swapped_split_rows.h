@@ -1,6 +1,6 @@
 // How rows come to the tensor cores: a warpgroup reads them from memory, splits them, and leaves
 // the parts in shared memory in the layout of WGMMA's N side, rows of 128 bytes whose pieces of 16
-// bytes are swizzled. Rows past the end of the group are not written. What is left in their place
+// bytes are swizzled. Rows past the end of the group are not written. The old data in their places
 // only reaches rows of the result that are not stored.
 #pragma once
 

@@ -10,7 +10,7 @@
 
 namespace jgg::sm90 {
 
-// How much of a row L2 reads at least when a load misses. Boxes are 128 bytes wide.
+// The least part of a row that L2 reads when a load misses. Boxes are 128 bytes wide.
 using Fetch = CUtensorMapL2promotion;
 constexpr Fetch kFetchBox = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 constexpr Fetch kFetchTwoBoxes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
@@ -20,13 +20,13 @@ struct TensorView {
   CUtensorMapDataType type;
   int element_bytes;
   Fetch fetch = kFetchTwoBoxes;
-  int box_bytes = 128;  // of columns: 128, or 64 for stores
+  int box_bytes = 128;  // of columns: 128, or 64 in mlp/gradient.h
 };
 
 // The extent of the shifted row dimension of a ragged descriptor. No group may have more rows.
 constexpr int kRaggedRows = 1 << 30;
 
-// Boxes are 128 bytes wide unless a tensor says otherwise, one swizzled row of shared memory.
+// A box is as wide as one swizzled row of shared memory: 128 bytes, unless a tensor says otherwise.
 // Elements outside an array read as zero and are not written.
 
 // Describes a row-major array [outer, rows, columns]. A box of `box_rows` rows is at {column, row,
@@ -54,9 +54,10 @@ cudaError_t encode_ragged_load(CUtensorMap* descriptor, TensorView tensor, int64
 cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                      int box_rows, int box_slabs);
 
-// Describes an array [rows, columns] for stores that end with a group. The base address is shifted
-// down by `shift` rows, which a store, unlike a load, never touches. Row r is written at {column,
-// shift - extent + r, end}. `shift` is at least the number of rows of any group.
+// Describes an array [rows, columns] for stores that end with a group. The base address is `shift`
+// rows before the array. A store, unlike a load, never touches the rows in between. Row r is
+// written at {column, shift - extent + r, end}. `shift` is at least the number of rows of any
+// group.
 cudaError_t encode_ragged_store(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                 int box_rows, int shift);
 

@@ -22,7 +22,7 @@ class BoxLoader {
   __device__ BoxLoader(uint64_t* barrier, int rank, LoadHint hint = LoadHint::kNormal)
       : barrier_(barrier), rank_(rank), hint_(static_cast<uint64_t>(hint)) {}
 
-  // A loader with another L2 policy.
+  // Returns a loader with another L2 policy.
   __device__ BoxLoader with(LoadHint hint) const { return {barrier_, rank_, hint}; }
 
   // Loads box number `box` of an operand tile. If the cluster shares the operand, its CTAs take
@@ -51,9 +51,9 @@ class BoxLoader {
 };
 
 // Loads a box of one row to the same place in the first `kCtas` CTAs of the cluster, or only into
-// this CTA if kCtas is 1. The next box is not issued before the uniform
-// registers of this box are free, so coordinates and addresses take only four of them. With a third
-// coordinate and a hint to L2, each box took 50 cycles.
+// this CTA if kCtas is 1. The next box is not issued before the uniform registers of this box are
+// free, so coordinates and addresses take only four uniform registers. With a third coordinate and
+// a hint to L2, each box took 50 cycles.
 template <int kCtas>
 __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
                                          uint32_t to, int column, int row) {
