@@ -14,8 +14,8 @@ namespace jgg::few_rows {
 // because a lane that read them between stores would wait for each separately.
 template <int kBlocks>
 struct Terms {
-  float bias[2][2];          // [run][i], of `Epilogue::column(run, i)`
-  float weight[kBlocks][2];  // of rows
+  float bias[2][2];          // [run][i] is of the column that `Epilogue::column(run, i)` returns
+  float weight[kBlocks][2];  // of the lane's rows
 };
 
 template <class Config>

@@ -83,7 +83,7 @@ __device__ int tile_columns(Product const& params) {
 }
 
 struct Params : Product {
-  CUtensorMap matrices;  // of gate, if there is one
+  CUtensorMap matrices;  // of gate, or the only matrices
   // A stage's second half has columns of up, or further columns of the same matrices.
   CUtensorMap second_matrices;
   int second_column;  // relative to the column of the first half

@@ -76,8 +76,8 @@ struct GatedCall {
   ffi::RemainingRets results;
 };
 
-// Fills in `a` for `local_groups` matrices [k, n], except the matrices and the results. This
-// includes the optional operands that are not matrices.
+// Fills in `a` for `local_groups` matrices [k, n], except the matrices and the results. Also takes
+// the optional operands that are not matrices.
 inline void take(GatedCall const& given, Call& call, OptionalOperands& optional, int local_groups,
                  int k, mlp::GatedArguments& a) {
   auto const zeroes_unowned = call.get<bool>("zeroes_unowned");

@@ -28,8 +28,8 @@ cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& ar
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
                                 major(Major::kK, transpose_lhs), major(Major::kMN, transpose_rhs)>;
-        // Large tiles have no kernel with few descriptors, because one large tile takes much longer
-        // than the time that such a kernel would save.
+        // Large tiles have no kernel with few descriptors, because such a kernel would save much
+        // less time than one large tile takes.
         constexpr bool kIsSmall = decltype(tile)::kTileN < 256;
         constexpr int kCapacity = few && kIsSmall ? kFewListedProblems : kMaxListedProblems;
         return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);

@@ -84,10 +84,10 @@ struct GatedArguments {
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
-// Computes the gradients of gate, of up (if there is one) and of each row's weight, and hidden
-// again. They follow from the gradient of hidden, which is dh = dy down_weights^T, with dy [tokens,
-// k] and down_weights [local_groups, n, k]. Results are [m, n], except `dweights`, which is [ceil(n
-// / tile_n), m] and has one sum for each tile of columns.
+// Computes the gradients of gate, of up (if there is one) and of each row's weight, and also
+// computes hidden again. The gradients follow from the gradient of hidden, which is dh = dy
+// down_weights^T, with dy [tokens, k] and down_weights [local_groups, n, k]. Results are [m, n],
+// except `dweights`, which is [ceil(n / tile_n), m] and has one sum for each tile of columns.
 struct GradientArguments {
   void const* dy;
   int const* rows;  // as in GatedArguments

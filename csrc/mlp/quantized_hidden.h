@@ -44,9 +44,9 @@ struct QuantizedHidden {
 };
 
 // Computes the gradients of gate and of up, [rows, columns] each, from dh [rows, columns], the
-// gradient of hidden. Both are also quantised, in the layout of projections. `hidden` is computed
-// again, and may be the memory of dh. `dweights` [rows, blocks] is the gradient of each row's
-// weight, with one sum for each block of columns.
+// gradient of hidden. Both gradients are also stored quantised, in the layout of projections.
+// `hidden` is computed again, and may be the memory of dh. `dweights` [rows, blocks] is the
+// gradient of each row's weight, with one sum for each block of columns.
 struct QuantizedGradients {
   Projections projections;
   void const* dh;

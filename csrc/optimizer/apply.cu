@@ -5,7 +5,7 @@ namespace jgg::optimizer {
 namespace {
 
 struct Apply {
-  using Scalars = float;  // whether the step applies
+  using Scalars = float;  // 0 if the step is skipped
   static constexpr int blocks_of_multiprocessor(bool) { return 2; }
   template <bool kAligned>
   static constexpr int kRowsAtOnce = kAligned ? 2 : 1;

@@ -35,8 +35,8 @@ __device__ __forceinline__ void transpose_bytes(uint32_t (&words)[4]) {
   words[3] = __byte_perm(c, d, 0x7632);
 }
 
-// The rows that one thread block writes, of one form (plain or transposed) of its cluster's blocks.
-// They are in shared memory, in pieces of 8 bytes.
+// The rows of one form (plain or transposed) that a thread block writes. They belong to the blocks
+// of its cluster, and lie in shared memory in pieces of 8 bytes.
 struct Rows {
   static constexpr int kPieces = kScaleBlock / sizeof(uint2);  // of a row of one block
   uint2 piece[kScaleBlock * kPieces];

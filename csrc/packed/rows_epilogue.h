@@ -19,8 +19,8 @@ struct TurnedRows {
 
 // Stores the sums of a consumer's two strips. Each warp has 16 columns of each strip. In the
 // result, its columns of the first strip begin at column `first` of the tile. If both strips are of
-// one matrix, its columns of the second strip begin kNextRun further on. The order of arithmetic is
-// that of few_rows/epilogue.h.
+// one matrix, its columns of the second strip begin kNextRun further on. The arithmetic has the
+// same order as in few_rows/epilogue.h.
 template <class Config>
 class RowsEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
   }
 }
 
-constexpr int kOctetsAcross = 32, kRowsAtOnce = 4;  // of which a thread has loads in flight
+constexpr int kOctetsAcross = 32, kRowsAtOnce = 4;  // rows that a thread loads at once
 constexpr int kRowsPerCta = 64;
 
 // Quantises tokens to FP8 with a scale for each column.

@@ -139,8 +139,9 @@ cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& argume
   if (counted != cudaSuccess) return counted;
   int const least_ctas = kCtasPerMultiprocessor * multiprocessors;
   int const tiles = blocks_of(arguments.columns), row_blocks = arguments.row_blocks;
-  // A CTA takes several tiles, as long as each multiprocessor gets several CTAs. It then starts
-  // once for all of them, and searches once for the group of its rows, 32 groups at a time.
+  // A CTA takes several tiles, as long as each multiprocessor gets several CTAs. The CTA then
+  // starts once for all its tiles, and searches once for the group of its rows, 32 groups at a
+  // time.
   int64_t const all_tiles = static_cast<int64_t>(tiles) * row_blocks * arguments.batches;
   int const most = std::max(kTilesPerCta, arguments.groups / kWarpSize);
   int const tiles_per_cta = static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, most));

@@ -7,8 +7,8 @@
 
 namespace jgg::sm90 {
 
-// Both products of a rank-2k update have the same scales, those of a and b, so steps may alternate
-// between the two products here too.
+// Both products of a rank-2k update have the same two scales, of a and of b. As with 16-bit
+// operands, steps may therefore alternate between the two products.
 template <class Config>
 struct RankKOfParts : parts::ListedParts<RankK<Config, 1>> {
   using Base = parts::ListedParts<RankK<Config, 1>>;

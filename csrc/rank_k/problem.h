@@ -133,8 +133,8 @@ struct RankK {
 
   // Returns whether steps come in pairs. The first step of a pair has rows at `m` of A and rows at
   // `n` of B, and the second has rows at `m` of B and rows at `n` of A. A fine unit on the diagonal
-  // also multiplies rows at `m` by rows at `m`, and rows at `n` by rows at `n`. It therefore needs
-  // pairs even for A B^T alone.
+  // also multiplies rows at `m` by rows at `m`, and rows at `n` by rows at `n`. Such a unit
+  // therefore needs pairs even for A B^T alone.
   __device__ static bool pairs_steps(Params const& params, WorkTile const& work) {
     return params.two_products || (kFine && params.one_product && work.share == Share::kBoth);
   }

@@ -124,7 +124,7 @@ class Assignment {
   int range_left_;  // steps of this cluster's range that are still to come
   int range_unit_ = 0;
   int range_step_ = 0;
-  int partials_ = 0;  // of the range's last piece, if that begins its unit
+  int partials_ = 0;  // of the range's last piece, if this piece begins a unit
   int busy_;
 };
 

@@ -195,7 +195,7 @@ class ChainAssignment {
   int clusters_;
   int chain_;              // the next chain that is computed from end to end
   ChainCuts::Place cut_;   // where the next range of a cut chain begins
-  int part_;               // of that chain
+  int part_;               // which part of its chain this range is
   ChainCuts::Place last_;  // where the last range ends
 };
 

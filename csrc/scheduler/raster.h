@@ -25,8 +25,8 @@ struct TileCoordinate {
 // row has a second tile past the last column.
 //
 // Units are walked in bands of up to kBand along M, each band column by column. While a band is
-// swept, its lhs rows stay in L2 and every rhs column is read once, so the traffic of the units in
-// flight is that of a roughly square patch of the output.
+// swept, its lhs rows stay in L2 and every rhs column is read once, so the units in flight cause as
+// much traffic as a roughly square patch of the output.
 template <int kCluster, bool kSharesLhs = false>
 class Raster {
   static_assert(kCluster == 1 || kCluster == 2, "clusters of one or two CTAs");

@@ -86,8 +86,8 @@ class FineTriangularSchedule {
   };
 
   // Returns the place of tile number `tile` off the diagonal. Tiles are counted four to a square,
-  // and squares row by row. The last row of squares may have only its upper tiles. Two consecutive
-  // tiles of a unit are therefore in the same row.
+  // and squares row by row. The last row of squares may have only its upper tiles. The two tiles of
+  // a unit, which are consecutive, are therefore in the same row.
   JGG_HOST_DEVICE static TriangleEntry off_diagonal(int tile, Counts const& counts) {
     int const above = (counts.squares - 1) * (counts.squares - 2) / 2 * 4;
     if (tile >= above && counts.rows % 2 == 1) return {counts.rows - 1, tile - above};

@@ -68,9 +68,9 @@ class TriangularRunSchedule {
   // without steps means that the block has no tile in this or a later round. Blocks take turns,
   // every other turn in reverse, so that no block always gets the longer tiles.
   //
-  // A block first computes the tile of its last turn. That is a short tile if there are any, and
-  // puts the block out of step with blocks that have only long tiles. If all blocks stored their
-  // results at the same time, they would wait for memory, which would be idle in between.
+  // A block first computes the tile of its last turn. If there are short tiles, this tile is short,
+  // and puts the block out of step with blocks that have only long tiles. If all blocks stored
+  // their results at the same time, they would wait for memory, which would be idle in between.
   JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
     int const full_turns = units_ / blocks;
     int const turns = full_turns + int(place(full_turns, block, blocks) < units_ % blocks);
@@ -102,8 +102,8 @@ class TriangularRunSchedule {
     return run.diagonal ? rows : rows * (rows - 1) / 2;
   }
 
-  // Returns an entry off the diagonal. These are the entries of a triangle that begins one row
-  // further down.
+  // Returns an entry off the diagonal. The entries off the diagonal form a triangle that begins one
+  // row further down.
   JGG_HOST_DEVICE static TriangleEntry below(int index) {
     TriangleEntry const entry = triangle_entry(index);
     return {entry.row + 1, entry.column};

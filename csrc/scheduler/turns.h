@@ -156,9 +156,9 @@ class EarliestFree {
 };
 
 // Calls `function` with a cluster's turns. If the schedule has in_turn() and it returns true,
-// clusters take units in turn. in_turn() is called once, and not within `Turns`, because the call
-// there made the compiler put sums of FP8 kernels into registers that cannot be read at the same
-// time as the addends.
+// clusters take units in turn. in_turn() is called once here, and not within `Turns`, because a
+// call within `Turns` made the compiler put sums of FP8 kernels into registers that cannot be read
+// at the same time as the addends.
 template <class Turns, class Schedule, class Function>
 JGG_HOST_DEVICE void with_turns(Schedule const& schedule, int cluster, int clusters,
                                 Function function) {

@@ -208,7 +208,8 @@ concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const&
   { E::stores_in(step, step) } -> std::convertible_to<bool>;
 };
 
-// Such an epilogue of consumers that take turns. begin() is called before a tile is multiplied.
+// An epilogue that computes more than a scale, for consumers that take turns. begin() is called
+// before a tile is multiplied.
 template <class E, class Accumulators>
 concept FusedEpilogueInTurn =
     requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {

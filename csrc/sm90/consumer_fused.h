@@ -91,7 +91,7 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
   epilogue.wait();
 }
 
-// The roles of kernels of whole tiles with such an epilogue.
+// The roles of kernels of whole tiles whose epilogue does more with a tile than store it.
 template <class Problem, class Mainloop>
 struct FusedRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;

@@ -40,9 +40,9 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
 
 // Launches as many clusters as run at the same time on `max_sms` multiprocessors, or one for each
 // of `max_units` units of work if those are fewer. Where a part of the chip has an odd number of
-// multiprocessors, fewer clusters of two run at the same time. The others begin when earlier ones
-// end, which costs time and nothing else: a cluster waits only for clusters before it in the grid
-// (`scheduler/assignment.h`).
+// multiprocessors, fewer clusters of two run at the same time. The other clusters begin when
+// earlier clusters end. This costs time, but cannot hang: a cluster waits only for clusters before
+// it in the grid (`scheduler/assignment.h`).
 template <class Role>
 cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units, int max_sms,
                               cudaStream_t stream, bool follows = false) {

@@ -93,9 +93,9 @@ class ScaledEpilogue {
   }
 
  private:
-  // Returns this thread's number in its warpgroup. It is read anew each time. Otherwise, addresses
-  // that follow from it would be kept in registers throughout the mainloop, which has none to
-  // spare.
+  // Returns this thread's number in its warpgroup. The number is read anew each time. Otherwise,
+  // addresses that follow from the number would be kept in registers throughout the mainloop, which
+  // has no register to spare.
   __device__ static int thread() {
     int index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));

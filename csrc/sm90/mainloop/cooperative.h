@@ -116,8 +116,9 @@ class CooperativeMainloop {
 
   // ---- consumer ----
 
-  // accumulators = the product of this consumer's rows with the tile's columns, or with the first
-  // of them. `overlap(step)` is called once a step while the tensor cores are busy with it.
+  // Sets accumulators to the product of this consumer's rows with the tile's columns, or with the
+  // tile's first columns. `overlap(step)` is called once a step while the tensor cores are busy
+  // with it.
   template <class Accumulators, class Overlap>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, int consumer, Accumulators& accumulators,

@@ -93,7 +93,7 @@ class FineMainloop : public CooperativeMainloop<Problem> {
     Lhs lhs;
     Rhs rhs;
     bool rhs_is_paired;
-    int lhs_stage;  // number of the stage in its iteration
+    int lhs_stage;  // which of the stages of an iteration has the lhs
     Accumulators& accumulators;
 
     __device__ void issue(int first_stage, int pair, int step) {

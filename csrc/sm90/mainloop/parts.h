@@ -27,7 +27,7 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
   static constexpr int kMostSliceColumns = 128;
 
  public:
-  // totals = the tile's product, or its first columns.
+  // Sets totals to the tile's product, or to its first columns.
   template <class Totals, class Overlap>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, int consumer, Totals& totals, Overlap&& overlap) {
@@ -56,7 +56,7 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
   }
 
  private:
-  // accumulators = the product of `steps` steps, which make up segments of `segment` steps.
+  // Sets accumulators to the product of `steps` steps, which make up segments of `segment` steps.
   template <class Accumulators, class Overlap>
   __device__ static void accumulate(WorkTile const& work, int segment, int steps, Shared& shared,
                                     Stage& stage, int consumer, Accumulators& accumulators,

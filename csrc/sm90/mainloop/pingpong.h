@@ -20,7 +20,8 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
   using Accumulators = decltype(cute::partition_fragment_C(
       Mma{}, cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>>{}));
 
-  // accumulators = the tile's product. `pass_on` is called once its last WGMMA is issued.
+  // Sets accumulators to the tile's product. `pass_on` is called once the last WGMMA of the product
+  // is issued.
   template <class PassOn>
   __device__ static void multiply(WorkTile const& work, Shared& shared, Stage& stage,
                                   Accumulators& accumulators, PassOn&& pass_on) {
@@ -44,8 +45,8 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       }
       ++stage;
     }
-    // A last K tile that is not full issues only the instructions that have rows, each as a batch
-    // of its own, because the compiler would serialise batches of variable length.
+    // For a last K tile that is not full, issue only the instructions that have rows. Each is a
+    // batch of its own, because the compiler would serialise batches of variable length.
     if (whole < work.k_tiles) {
       int const products = (work.extent % Config::kTileK + kMmaK - 1) / kMmaK;
       shared.full[stage.stage].wait(stage.phase);

@@ -29,9 +29,9 @@ struct ScaledForm {
 };
 
 // FP8 tensor cores add up with few mantissa bits. The products of a step therefore go into
-// accumulators of their own, and are then scaled and added to float32 sums. Both take registers, so
-// a consumer covers its kTileN columns in slices of kMmaN, one after the other through the same
-// accumulators.
+// accumulators of their own, and are then scaled and added to float32 sums. Accumulators and sums
+// both take registers, so a consumer covers its kTileN columns in slices of kMmaN, one after the
+// other through the same accumulators.
 template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, ScaledForm kForm>
 struct ScaledConfig {
   using Lhs = Lhs_;
