@@ -14,7 +14,8 @@ namespace jgg {
 //   - twice the mean rows of a group,
 //   - the sum of global and local groups,
 //   - the columns of gate and up together,
-//   - rows of a group in coordinates of descriptors, in which it ends at `sm90::kRaggedRows`,
+//   - rows of a group in coordinates of descriptors, in which the group ends at
+//     `sm90::kRaggedRows`,
 //   - tiles and blocks of an array: no device of compute capability 9.0 has memory for 2^31.
 constexpr int64_t kMostSize = int64_t{1} << 29;
 

@@ -49,8 +49,9 @@ enum class OtherTriangle : int { kKept, kZero, kMirrored };
 // The number of elements that share a scale, along each dimension in which elements share scales.
 constexpr int kScaleBlock = 128;
 
-// Scales of the rows of an operand, which are not contracted. Scale [batch, row, block] is at the
-// sum of each index times its stride. A stride is zero if scales do not depend on its index.
+// Scales of the rows of an operand. Rows are the dimension that is not contracted. Scale [batch,
+// row, block] is at the sum of each index times its stride. A stride is zero if scales do not
+// depend on the index that the stride belongs to.
 struct RowScales {
   float const* data;
   int64_t batch_stride;

@@ -25,8 +25,9 @@ void check_matrices(Call& call, ElementType& type, std::initializer_list<ffi::An
   }
 }
 
-// Without up, `up` and `dup` have one row, which is neither read nor written. The workspace is
-// unused, but every call of a ragged product has one.
+// Computes the gradients of gate, of up and of the rows' weights, and hidden again. Without up,
+// `up` and `dup` have one row, which is neither read nor written. The workspace is unused, but
+// every call of a ragged product has one.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, Sizes rows,
                           ffi::AnyBuffer down_weights, ffi::AnyBuffer gate, ffi::AnyBuffer up,
                           Floats weights, Sizes group_sizes, Sizes group_offset, Result dgate,

@@ -101,7 +101,7 @@ optimizer::Weights weights_of(Call& call, ffi::RemainingArgs const& operands,
   return weights;
 }
 
-// Returns the address of `count` numbers.
+// Returns the address of the scalars. Fails unless there are `count` of them.
 float const* take_scalars(Call& call, Floats const& scalars, size_t count) {
   if (scalars.element_count() != count) {
     call.fail("scalars have to be " + std::to_string(count) + " numbers");

@@ -21,7 +21,7 @@ ElementType moved_type(Call& call, ffi::AnyBuffer const& x) {
   return call.type(x, kFloats, "the kernels move rows of bf16, f16 or f32");
 }
 
-// A call whose results have a number of batches.
+// A call that knows how many batches its results have.
 class RowsCall : public Call {
  public:
   using Call::Call;

@@ -40,7 +40,8 @@ struct GemmList {
     bool adds_c;
   };
 
-  // Returns the block's tile of a round. It has no steps after the block's last tile.
+  // Returns the block's tile of a round. Past the block's last tile, it returns a tile without
+  // steps.
   __device__ static Tile tile(Params const& params, int round) {
     return Schedule(params.runs, params.count, params.units).tile(round, blockIdx.x, gridDim.x);
   }

@@ -53,7 +53,8 @@ struct RankKProblem {
     OtherTriangle other;
   };
 
-  // Returns the block's tile of a round. It has no steps after the block's last tile.
+  // Returns the block's tile of a round. Past the block's last tile, it returns a tile without
+  // steps.
   __device__ static Tile tile(Params const& params, int round) {
     Schedule const schedule(params.runs, params.run_count, params.units, params.uplo);
     return schedule.tile(round, blockIdx.x, gridDim.x);

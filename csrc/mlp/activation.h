@@ -20,9 +20,9 @@ namespace jgg::mlp {
 // 1 and `squared` 0.
 //
 // Gelu needs more terms. The logarithm of Phi(g) / (1 - Phi(g)) is odd, and a polynomial of degree
-// 11 is fitted to it. Up to |g| = 5, this gives Phi to 2.3e-7 and the derivative of gelu to 3e-6.
-// Beyond that, `most_square` replaces g^2 in the polynomial. Relu is the limit of a large alpha:
-// the sigmoid rises from 0 to 1 between two numbers far smaller than any 16-bit product. The
+// 11 is fitted to it. Up to |g| = 5, Phi is off by 2.3e-7 at most, and the derivative of gelu by
+// 3e-6. For larger |g|, `most_square` replaces g^2 in the polynomial. Relu is the limit of a large
+// alpha: the sigmoid rises from 0 to 1 between two numbers far smaller than any 16-bit product. The
 // derivative of relu at 0 is 0.
 template <int kTerms_>
 struct GatedForm {

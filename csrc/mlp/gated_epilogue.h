@@ -116,7 +116,7 @@ class GatedEpilogue {
   }
 
   // Packs the sums with biases. Each packed number has two columns of a row. Two consecutive packed
-  // numbers have the same columns: those of the thread's first row and of its second row.
+  // numbers have the same two columns, first of the thread's first row and then of its second row.
   template <class Accumulators>
   __device__ __forceinline__ void take_biased(Accumulators const& accumulators,
                                               WorkTile const& work) {

@@ -48,17 +48,17 @@ struct Pairs {
 };
 
 // Computes hidden [m, n] from x [tokens, k] and weights [local_groups, k, n]. With an activation,
-// it is
+// hidden is
 //
 //   hidden = weight activation(x gate_weights + gate_bias) (x up_weights + up_bias)
 //
-// where the factor of up may be missing. Without an activation, it is
+// where the factor of up may be missing. Without an activation, hidden is
 //
 //   hidden = x gate_weights + weight gate_bias.
 struct GatedArguments {
   void const* x;
-  // [m]. The token of row i is rows[i] / divisor. If that is out of range, the row has no token.
-  // Null: row i is token i.
+  // [m]. The token of row i is rows[i] / divisor. If this token is out of range, the row has no
+  // token. Null: row i is token i.
   int const* rows;
   int divisor;
   int tokens;

@@ -184,7 +184,7 @@ struct DecodingRoles {
   using Shared = DecodingStorage<Config>;
   static constexpr int kThreads = sm90::kThreads;
   static constexpr int kBlocks = Config::kBlocks;
-  // Threads that load keep many addresses in registers.
+  // Threads that load get many registers, because they keep many addresses.
   static constexpr sm90::Registers kRegisters =
       kBlocks == 1 ? sm90::Registers{72, 216} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);

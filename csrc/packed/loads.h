@@ -151,8 +151,8 @@ constexpr int kRowThreads = kRowWarps * kWarpSize;
 
 // Loads the rows of a tile. Each thread that brings rows calls this. A row's 128 bytes of a record
 // are eight vectors of 16 bytes, swizzled for WGMMA and ldmatrix. Places of rows that the tile does
-// not have keep old data, which only reaches rows of the result that are not stored. `order` is
-// that of `Product::pair`.
+// not have keep old data, which only reaches rows of the result that are not stored. `order` is as
+// in `Product::pair`.
 template <class Config, class Shared>
 __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& work,
                           sm90::StageIterator<Config::kStages>& stage, int const* order) {

@@ -27,7 +27,7 @@ struct Matrices {
   // MXFP4: exponents of groups of 32, [matrices, ceil(n / 64), ceil(k / 64), 128]. int4: bfloat16
   // [matrices, ceil(n / 64), groups, 64].
   uint8_t const* scales = nullptr;
-  // int4, or null: [matrices, ceil(n / 64), groups, 64]
+  // int4 with zero points: [matrices, ceil(n / 64), groups, 64]. Otherwise null
   uint8_t const* zero_points = nullptr;
   // [matrices, 64 ceil(n / 64)], null for int4
   float const* channel_scales = nullptr;
@@ -54,10 +54,11 @@ struct Arguments {
 // announcement.
 constexpr int64_t kPartialBytes = 16 * 128 * sizeof(float) + sizeof(uint32_t);
 
-// For groups of up to 16 rows. Reads matrices as fast as memory delivers them. Takes any k and n.
+// Computes a product for groups of up to 16 rows. Reads matrices as fast as memory delivers them.
+// Takes any k and n.
 cudaError_t streamed_dot(Arguments const& arguments, cudaStream_t stream);
 
-// For groups of more rows. k is a multiple of 8.
+// Computes a product for groups of more rows. k has to be a multiple of 8.
 cudaError_t decoded_dot(Arguments const& arguments, cudaStream_t stream);
 
 // Unpacks matrices to out [matrices, k, n] of bfloat16.

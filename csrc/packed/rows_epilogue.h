@@ -18,9 +18,9 @@ struct TurnedRows {
 };
 
 // Stores the sums of a consumer's two strips. Each warp has 16 columns of each strip. In the
-// result, its columns of the first strip begin at column `first` of the tile. If both strips are of
-// one matrix, its columns of the second strip begin kNextRun further on. The arithmetic has the
-// same order as in few_rows/epilogue.h.
+// result, a warp's columns of the first strip begin at column `first` of the tile. If both strips
+// are of one matrix, the warp's columns of the second strip begin kNextRun further on. The
+// arithmetic has the same order as in few_rows/epilogue.h.
 template <class Config>
 class RowsEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;

@@ -1,6 +1,6 @@
 // Copies tokens to the rows of their experts, transposed and quantised, as weight gradients read
-// them. One pass does all of it; a copy and then a quantiser would write and read 16-bit rows in
-// between.
+// them. One pass does all of this. A copy that is followed by a quantiser would write and read
+// 16-bit rows in between.
 //
 // Each column of the tokens has one scale, so that a token has the same FP8 values in every row,
 // and a block can be written without first looking for its largest magnitude. If tokens are copied
@@ -104,7 +104,8 @@ struct Transpose {
       if (row >= columns) break;
       auto const* const from =
           reinterpret_cast<uint4 const*>(&word[row][4 * (quad ^ (row / kPieceColumns))]);
-      // Streaming stores, because nothing is read from the result before all of it is written.
+      // The stores are streaming, because nothing is read from the result before all of it is
+      // written.
       __stcs(reinterpret_cast<uint4*>(q_t + row * kScaleBlock) + quad, *from);
     }
   }

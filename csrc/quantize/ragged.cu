@@ -1,6 +1,6 @@
-// Quantises the rows of a ragged product for all products of a training step, and reads them once.
-// The untransposed result has a scale for each 128 columns of a row, for the forward product or the
-// cotangent of lhs. The transposed result has a scale for each 128 rows of a column, for the
+// Quantises the rows of a ragged product for all products of a training step, and reads each row
+// once. The untransposed result has a scale for each 128 columns of a row, for the forward product
+// or the cotangent of lhs. The transposed result has a scale for each 128 rows of a column, for the
 // cotangent of the weights.
 //
 // The cotangent of the weights contracts rows, 128 in a step, so the transpose is made of blocks of

@@ -33,7 +33,7 @@ struct Position {
     if (block >= blocks) count = 0;
   }
 
-  // Moves the position to the row of memory that this row is a copy of.
+  // Moves the position to the token that its row is a copy of.
   __device__ __forceinline__ void move_to_token(RowsArguments const& a, unsigned block,
                                                 unsigned blocks_per_row) {
     if (count <= 0) return;

@@ -27,8 +27,8 @@ struct RaggedContracting {
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
   static constexpr bool kSharesLhs = kGathersLhs && !kGathersOwnRows;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
-  // No operand may be contiguous along the ragged dimension. Boxes would then start and end at
-  // multiples of 16 bytes, so stages would hold rows of other groups.
+  // No operand may be contiguous along the ragged dimension. Otherwise boxes would start and end at
+  // multiples of 16 bytes, and stages would hold rows of other groups.
   static_assert(Config::kLhsMajor == Major::kMN && Config::kRhsMajor == Major::kMN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
@@ -79,8 +79,8 @@ struct RaggedContracting {
 
   // Returns the number of the row of memory that is row `row` of the group, or -1 past the group's
   // last row. With `kGathersOwnRows`, rows past the last row are copies of the last row, because
-  // boxes of zeros are slower. Their products are zero because rhs is zero there, except that an
-  // infinity in the last row makes NaN.
+  // boxes of zeros are slower. Products with these copies are zero, because rhs has zeros past the
+  // group's last row. Only an infinity in the last row makes NaN.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     if constexpr (kGathersOwnRows) row = min(row, work.extent - 1);
     return row < work.extent ? params.rows.of[work.begin + row] : -1;

@@ -22,7 +22,7 @@ struct CutContracting : Whole_ {
     ResultMatrices results;
   };
 
-  // Returns whether tiles are cut for some group sizes.
+  // Returns whether there are group sizes for which tiles are cut.
   template <class Arguments>
   static bool can_be_skewed(Arguments const& a) {
     GroupSizes const groups = a.groups;

@@ -24,8 +24,8 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_ && !kGathersOwnRow
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  // lhs may not be contiguous along the ragged dimension m. Boxes would then start at multiples of
-  // 16 bytes, so stages would hold rows of the previous group.
+  // lhs may not be contiguous along the ragged dimension m. Otherwise boxes would start at
+  // multiples of 16 bytes, and stages would hold rows of the previous group.
   static_assert(Config::kLhsMajor == Major::kK);
   static constexpr bool kAdds = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;

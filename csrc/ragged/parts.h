@@ -49,7 +49,7 @@ struct RaggedParts : Base {
     return Schedule<Warp>(params);
   }
 
-  // Returns the steps of a segment of a tile, which is the product of one pair of parts.
+  // Returns the number of steps of a tile's segment. A segment is the product of one pair of parts.
   __device__ static int steps(Params const& params, WorkTile const& work) {
     return params.terms == 1 ? work.k_tiles : work.k_tiles / parts::kMostTerms;
   }

@@ -3,7 +3,7 @@
 // A token has `choices` pairs (token, choice). A pair has at most one row of [rows, columns], which
 // is its expert's copy of the token. Let f be the sum of w[t, c] <x[t], y[row of (t, c)]> over all
 // pairs that have a row, with tokens x, rows y and weights w. `dispatch_rows` computes the partial
-// derivative of f by y, `combine_rows` that by x, and `row_dots` that by w.
+// derivative of f by y, `combine_rows` the derivative by x, and `row_dots` the derivative by w.
 #pragma once
 
 #include <cuda_runtime.h>

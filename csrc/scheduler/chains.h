@@ -21,7 +21,7 @@ class ChainCuts {
   // The cost of the fixup between two pieces, in K tiles. A multiprocessor needs the time of two to
   // three K tiles to write the 128 KB of a tile, and as long again to read them.
   static constexpr int kHandOver = 5;
-  // If a cut is closer than this to an end of what it cuts, it moves to that end.
+  // If a cut is closer than this to an end of the tile or tail that it cuts, it moves to that end.
   static constexpr int kLeastPiece = 8;
   // The least steps of a piece, if the chain is that long.
   static constexpr int kLeastReach = 16;

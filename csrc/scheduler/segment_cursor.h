@@ -19,8 +19,8 @@ struct Segment {
 
 // Walks forward over the segments of every batch, a warp's width at a time. Finding a group takes a
 // few instructions per tile, however many groups there are, and no table in shared memory.
-// units(local_group, begin, end) returns the number of units of work of a segment. If `Units` has
-// local_only(), it returns whether only local groups have units. If groups are padded in memory,
+// units(local_group, begin, end) returns the number of units of work of a segment. `Units` may have
+// local_only(), which returns whether only local groups have units. If groups are padded in memory,
 // each starts at a multiple of kPad rows. With kHotFirst, the segments of more than `hot_rows` rows
 // come before all others.
 //

@@ -40,7 +40,7 @@ class Skew {
   JGG_HOST_DEVICE Skew(GroupSizes const& groups, int units, int zeros_cost)
       : groups_(groups), units_(units), zeros_cost_(zeros_cost) {}
 
-  // Returns whether tiles are cut for some group sizes.
+  // Returns whether there are group sizes for which tiles are cut.
   JGG_HOST_DEVICE bool is_possible() const {
     return groups_.rows / kTileK >= kLeastSteps && units_ < kMostUnits &&
            static_cast<long long>(groups_.batches) * groups_.local_groups <= kMostGroups;

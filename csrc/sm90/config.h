@@ -45,7 +45,8 @@ template <class Config>
 constexpr int kMaxClusters = kMostMultiprocessors / Config::kCluster;
 
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
-// or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
+// or along its other dimension (MN). WGMMA reads both kinds of 16-bit operands, so no operand is
+// transposed.
 template <class Element_, class Output_, Major kLhsMajor_, Major kRhsMajor_, int kTileM_,
           int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
 struct KernelConfig {
@@ -80,7 +81,7 @@ struct KernelConfig {
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
   // An operand tile arrives in two boxes. The CTAs of a cluster that shares the operand load one
-  // each. A box of an MN-major operand is made of slabs 64 wide and kTileK deep, because the
+  // box each. A box of an MN-major operand is made of slabs 64 wide and kTileK deep, because the
   // swizzle spans 128 bytes of the contiguous dimension.
   static constexpr int kBoxes = 2;
   static constexpr int kLhsBoxBytes = kLhsBytes / kBoxes;
@@ -116,7 +117,7 @@ struct SharedStorage {
 // every stage, which helps while loads are late, as they are when a tile begins. All other steps
 // release their stage after the next step is issued, so that the tensor cores always have work.
 constexpr int kNoSteps = 0, kFirstSteps = 8, kAllSteps = 1 << 30;
-// The kernel's parameters have the number, as `early_steps`.
+// The number of these steps is in the kernel's parameters, as `early_steps`.
 constexpr int kStepsOfParams = -1;
 
 }  // namespace jgg::sm90

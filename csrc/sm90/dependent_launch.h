@@ -1,5 +1,5 @@
-// For kernels that begin before the previous kernel of their stream has ended (`follows` of
-// `launch_clusters`). Without such a launch these functions do nothing.
+// Functions of kernels that may begin before the previous kernel of their stream has ended
+// (`follows` of `launch_clusters`). Without such a launch these functions do nothing.
 #pragma once
 
 namespace jgg::sm90 {

@@ -2,8 +2,8 @@
 //
 // A TMA box may have a single row. The swizzle places the 16-byte units of the row by bits of their
 // address in shared memory. A row therefore lands where the box of a whole tile would have put it,
-// and the stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any
-// other.
+// so consumers read the stage in the same way. Such a box is multicast, bounds-checked and counted
+// in bytes like any other.
 //
 // Issuing such a box takes about 20 cycles. Two warps therefore take longer to issue 128 of them
 // than the products of a K tile take. Kernels avoid this in two ways. Either clusters share the lhs

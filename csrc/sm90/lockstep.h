@@ -19,12 +19,13 @@ namespace jgg::sm90 {
 // for memory.
 constexpr int kLockstepSteps = 40, kLockstepRows = 256;
 
-// The number of tiles that the thread blocks of all launches have loaded. It only grows, and wraps.
-// Launches that run at the same time share it, so they may not wait long enough. Each translation
-// unit has its own.
+// The number of tiles that the thread blocks of all launches have loaded. The number only grows,
+// and wraps around. Launches that run at the same time share it, so their blocks may wait too
+// briefly. Each translation unit has its own number.
 static __device__ unsigned loaded_tiles;
 
-// Used by the thread that loads. If it is not used, neither wait() nor arrive() is called.
+// The thread that loads has such an object. If `is_used` is false, it calls neither wait() nor
+// arrive().
 class Lockstep {
  public:
   // Blocks that begin at once have the same goal, because no block has loaded a tile yet when the

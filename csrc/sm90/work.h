@@ -80,7 +80,7 @@ __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, i
   }
 }
 
-// ---- its readers ----
+// ---- the readers of the ring ----
 
 // Gives back a slot once every thread of the warp has read it.
 template <class Shared>

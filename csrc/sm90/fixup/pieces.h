@@ -1,5 +1,5 @@
 // The fixup of pieces of a tile. The block that computes the first piece adds up the accumulators
-// of all pieces. The other blocks hand their accumulators over to it.
+// of all pieces. The other blocks hand their accumulators over to this block.
 #pragma once
 
 #include "scheduler/assignment.h"

@@ -6,10 +6,10 @@
 
 namespace jgg::sm90 {
 
-// A narrow tile on the diagonal multiplies rows by themselves, so its lhs is its rhs. A step of it
-// is half of the rhs that a stage has room for. A stage therefore holds two of its steps, one in
-// each box of the rhs. Multiplying a stage then takes as long as in a full tile, and as many bytes
-// are under way.
+// A narrow tile on the diagonal multiplies rows by themselves, so its lhs is its rhs. A step of
+// such a tile takes half of the rhs that a stage has room for. A stage therefore holds two steps of
+// the tile, one in each box of the rhs. Multiplying a stage then takes as long as in a full tile,
+// and as many bytes are under way.
 template <class Problem>
 class TriangularMainloop : public CooperativeMainloop<Problem> {
   using Base = CooperativeMainloop<Problem>;

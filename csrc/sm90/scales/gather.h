@@ -18,9 +18,9 @@ struct GatheringStorage : Storage {
   alignas(16) int rows[2 * kScaleThreads];
 };
 
-// Warp i of those that load scales also loads this many rows of a tile's second half, from row 64 +
-// 32 i on. After the rows of each of these warps, the warp that loads weights loads the same number
-// of rows.
+// Warp i of the two warps that load scales also loads this many rows of a tile's second half, from
+// row 64 + 32 i on. After the rows of each of these warps, the warp that loads weights loads the
+// same number of rows.
 constexpr int kRowsBesideScales = kWarpSize / 2;
 
 // Loads kRows rows of a stage from row `first` on. One thread calls it.
