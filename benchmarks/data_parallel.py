@@ -2,12 +2,12 @@
 
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 
-`training` is a step of the demo's model with `--batch` sequences per GPU, and parameters whole on
-each GPU. `muon` is an update of a stack of matrices per GPU. `split` is `optim.orthogonalize` of
-matrices whose columns are split, each of which is gathered on one GPU. "one" is one GPU with its
-share, "ours" is all N GPUs. A speedup is the work of all GPUs over that of one in the same time; N
-is perfect. "einsum" is the same iteration as XLA partitions it. Times are wall times of queues of
-calls, which alternate.
+`training` is a step of the demo's model with `--batch` sequences and all parameters on each GPU.
+`muon` is an update of a stack of matrices per GPU. `split` is `optim.orthogonalize` of matrices
+whose columns are split over the GPUs. Each matrix is gathered on one GPU. "one" is one GPU with its
+share of the work, "ours" is all N GPUs. A speedup is the work of all GPUs over that of one in the
+same time; N is perfect. "einsum" computes the same iteration with einsums, which XLA partitions.
+Times are wall times of queues of calls. The queues of "one", "ours" and "einsum" alternate.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def orthogonalization(
 
 
 def measure(calls: Mapping[str, Callable[[], object]], devices: int, rounds: int) -> dict:
-    """Returns the record of calls that alternate: "one", "ours" and perhaps "einsum"."""
+    """Returns the record of alternating calls of "one", "ours" and, if given, "einsum"."""
     us: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -140,7 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, default=8, help="sequences a GPU")
     add("--xla-defaults", action="store_true", help="no moe.data_parallel_compiler_options")
     add("--split", nargs="*", default=list(SPLIT), choices=SPLIT, metavar="STACK",
-        help="matrices that are split inside")  # fmt: skip
+        help="stacks whose columns are split")  # fmt: skip
     add("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
 
 

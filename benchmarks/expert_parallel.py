@@ -4,12 +4,12 @@ python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel
 
 `ours` is `moe.expert_parallel_mlp` with its own choices. Other names are other strategies. All are
 compiled with `moe.expert_parallel_compiler_options`, so that copy engines send ppermutes, except
-those named after NCCL. `apart` sends gradients of tokens before it computes gradients of weights,
-and not meanwhile. `naive` gathers all tokens, runs `ragged_mlp` over the rows of all experts with a
-group offset, and scatters the sums, as MaxText's "ring of experts" does. `local` is one GPU's share
-of the layer without communication: T tokens and E/N experts. A fraction is the time of `local` over
+those named after NCCL. `apart` first sends gradients of tokens, and then computes gradients of
+weights. `naive` gathers all tokens, runs `ragged_mlp` over the rows of all experts with a group
+offset, and scatters the sums, as MaxText's "ring of experts" does. `local` is one GPU's share of
+the layer without communication: T tokens and E/N experts. A fraction is the time of `local` over
 that of a strategy. Backward passes start from the forward pass's result, so that they cannot begin
-earlier. `links` are the layer's collectives alone.
+before the forward pass has ended. `links` are the layer's collectives alone.
 
 Each `--layer T,D,F,E,K` (T tokens per GPU) measures a step of a layer in each way that
 `moe.expert_parallel_mlp` could choose, and compares its choice with the fastest way.

@@ -1,4 +1,4 @@
-"""Fits to measured times when plans fall back to XLA, or recipes to bf16.
+"""Fits, to measured times, the model of when plans fall back to XLA, and recipes to bf16.
 
 python -m benchmarks.fit                            # fits to the pairs, writes the coefficients
 python -m benchmarks.fit --check                    # reports present choices, writes nothing
@@ -9,11 +9,11 @@ the operation, the sizes, the microseconds of the kernel, of XLA's product and o
 whether the plan took the kernel or XLA in that record. If XLA's product was not measured, stock
 JAX's time replaces it. Sizes are groups, rows of a group, k and n; for lists m, k and n of each
 product; for symmetric updates g, n and k; for layers T, D, F, E and K. For recipes, the two times
-are those of FP8 and bf16. Large cases of other benchmarks, which measure the kernel alone, prevent
-a wrong slope; sums leave them out.
+are those of FP8 and bf16. Large cases of other benchmarks, which measured only the kernel, keep the
+fitted slope right; sums leave these cases out.
 
-It prints for each kind of problem the number of cases, the number that XLA computes, and the sums
-of times as plans chose in the records ("taken"), as they choose now, and of the faster times.
+The command prints for each kind of problem the number of cases, the number that XLA computes, and
+three sums of times: of the records' choices ("taken"), of the present choices, and of the best.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
 
 
 def op_of(case: Mapping[str, Any]) -> str | None:
-    """Returns the operation of `never_slower` of a case of any benchmark, None if it has none."""
+    """Returns the name of a case's operation in `never_slower`, None if it does not measure it."""
     found = case["op"], case["dtype"], case.get("precision") or "default"
     for op, (name, *types) in shapes.RAGGED.items():
         if found in ((op, *types), (name, *types)):
@@ -222,8 +222,8 @@ def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
 
 
 def sums(found: Sequence[Case], factors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns, by kind, the number of cases, of those that XLA computes, and sums of the times that
-    were taken in the records, that are taken now, and that are best."""
+    """Returns, by kind, the numbers of cases and of cases that XLA computes, and sums of times: of
+    the records' choices, of the present choices, and of the best choices."""
     rows: dict[str, np.ndarray] = {}
     for case in found:
         times = case.pair.kernel_us, case.pair.other_us

@@ -95,7 +95,7 @@ def ours(variant: str, precision: str) -> Callable[..., Sequence[jax.Array]]:
 
 
 class OursList(JaxPeer):
-    """One of our schedulers. `detail` has the number of steps that it predicts for each launch."""
+    """One of our schedulers. `detail` has the predicted number of steps of each launch."""
 
     def __init__(self, variant: str, kind: Kind):
         role = Role.OURS if variant == DEFAULT else Role.VARIANT

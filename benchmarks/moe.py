@@ -199,7 +199,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
         return error, error.within(call.tolerance or TOLERANCE)
 
     t, d, f, e = layer.tokens, layer.embed, layer.hidden, layer.experts
-    visited = len(np.unique(of_layer[1]))  # whose weights are read
+    visited = len(np.unique(of_layer[1]))  # experts whose weights are read
     written = 2 * (t * d + (problem.is_step * (t * d + 3 * e * d * f)))
     read = 2 * (t * d * (1 + problem.is_step) + 3 * visited * d * f)
     return Workload(

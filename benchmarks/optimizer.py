@@ -1,4 +1,4 @@
-"""Measures steps of optimisers that write FP8 weights, and Optax's with another copy or pass.
+"""Measures optimiser steps that write FP8 weights, and Optax's steps with a copy or quantiser.
 
 python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
 
@@ -224,7 +224,7 @@ class StepPeer(Peer):
         self.name, self.role, self._step = name, role, step
 
     def prepare(self, problem, params, gradients, expected):
-        """Takes the first step. Layers without an optimiser keep their weights, so no judge."""
+        """Takes the first step. It is judged only with an optimiser, which changes the weights."""
         is_judged = self.name not in ("part_fp8", "part_bf16")
         return Running(self._step, params, gradients, expected if is_judged else None)
 

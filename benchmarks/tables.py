@@ -4,8 +4,8 @@ python -m benchmarks.tables            # after new records
 python -m benchmarks.tables --check    # returns 1 if a page and the records differ
 
 A region of a page begins with `<!-- records: NAME -->` and ends with `<!-- end of records -->`. Its
-text is `quotes.QUOTES[NAME]`. A text of several lines has lines of its own; a text of one line is
-part of a sentence. Such a region may not begin a line, because this would end the paragraph.
+text is `quotes.QUOTES[NAME]`. A text of several lines stands on separate lines. A text of one line
+is part of a sentence, and its region may not begin a line, because this would end the paragraph.
 """
 
 import difflib

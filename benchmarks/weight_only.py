@@ -57,7 +57,7 @@ def peers(problem: Problem, chosen: np.ndarray, chain: int) -> list[Peer]:
         return layer(x, experts, weights, *packed, dy)
 
     def dequantised(arrays, packed):
-        # The barrier hides from operations that the arrays come from packed weights.
+        # The barrier separates the arrays from the packed weights: the layer sees only arrays.
         matrices = jax.lax.optimization_barrier(tuple(map(jgg.dequantize, packed)))
         return of_packed(arrays, matrices)
 

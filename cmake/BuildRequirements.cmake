@@ -22,9 +22,9 @@ jgg_find_in_python_package(nanobind_DIR nanobind cmake)
 jgg_find_in_python_package(JGG_CUTLASS_INCLUDE_DIR cutlass_library source/include)
 jgg_find_in_python_package(JGG_XLA_FFI_INCLUDE_DIR jaxlib include)
 
-# CuTe's headers include the instructions of every architecture. Empty headers take the place of those
-# that no kernel of sm_90a uses, because a source whose kernels take a few seconds to compile spent
-# four more of them on reading these headers.
+# CuTe's headers include the instructions of every architecture. Empty headers take the place of
+# those that no kernel of sm_90a uses, because reading the real ones took four seconds for each
+# source, and many sources take only a few seconds more.
 set(JGG_EMPTY_CUTLASS_INCLUDE_DIR ${CMAKE_CURRENT_BINARY_DIR}/empty_cutlass)
 foreach(
   header

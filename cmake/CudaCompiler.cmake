@@ -47,8 +47,7 @@ if(CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR "CMAKE_CUDA_COMPILER: ${CMAKE_CUDA_COMPILER} ${fault}")
   endif()
 else()
-  # Search only PATH, because a toolkit that the user has not put there is not the one to build
-  # with.
+  # Search only PATH, because the build must not take a toolkit that the user has not put there.
   find_program(
     JGG_NVCC nvcc
     NO_PACKAGE_ROOT_PATH NO_CMAKE_PATH NO_CMAKE_ENVIRONMENT_PATH NO_CMAKE_SYSTEM_PATH
@@ -71,7 +70,7 @@ endif()
 if(NOT CMAKE_CUDA_COMPILER)
   jgg_find_in_python_package(CMAKE_CUDA_COMPILER nvidia.cu13 bin/nvcc)
 endif()
-# The Python package keeps its libraries in lib, where its nvcc expects lib64.
+# The Python package keeps its libraries in lib, but its nvcc expects them in lib64.
 cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH bin_dir)
 if(EXISTS ${bin_dir}/../lib/libcudart_static.a AND NOT EXISTS ${bin_dir}/../lib64)
   string(APPEND CMAKE_CUDA_FLAGS " -L${bin_dir}/../lib")

@@ -105,7 +105,7 @@ function(jgg_write_instance product name)
   set_property(GLOBAL APPEND PROPERTY JGG_ARCHITECTURES ${arg_ARCH})
   set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES_${arg_ARCH} ${source})
   if(arg_ADDITIONS_PER_PAUSE)
-    # Compressed machine code could not be changed.
+    # Do not compress the machine code, because pace_additions.py could not change it then.
     set_source_files_properties(
       ${source} PROPERTIES COMPILE_DEFINITIONS JGG_ADDITIONS_PER_PAUSE=${arg_ADDITIONS_PER_PAUSE}
                            COMPILE_OPTIONS --no-compress

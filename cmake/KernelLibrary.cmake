@@ -5,7 +5,7 @@
 # about each CUDA source (registers, spills, serialised WGMMA instructions) is installed as
 # jax_grouped_gemm/_build/<source>.log, next to the extension. Tests check it.
 
-# Compiling a kernel takes up to 2 GB. So at a time, compile as many kernels as there are cores and
+# Compiling a kernel takes up to 2 GB. Compile only as many kernels at a time as there are cores and
 # memory for.
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 cmake_host_system_information(RESULT megabytes QUERY AVAILABLE_PHYSICAL_MEMORY)

@@ -2,7 +2,7 @@
 
 pip downloads what `get_requires_for_build_wheel` returns before anything is configured. The CUDA
 compiler and JAX's headers are hundreds of megabytes, so the backend names what the machine lacks
-before that. CMake checks again, in more detail.
+before pip downloads them. CMake checks again, in more detail.
 
 With the CMake variable JGG_KERNELS off nothing is compiled: scikit-build-core then packs the Python
 files, without CMake, into a wheel that any machine can install.
@@ -95,7 +95,7 @@ def kernels(settings: Settings = None) -> bool:
 
 
 def _passed_on(settings: Settings) -> Settings:
-    """Returns the settings of scikit-build-core: no CMake and one wheel for all without kernels."""
+    """Returns scikit-build-core's settings. Without kernels: no CMake, a wheel for any machine."""
     if kernels(settings):
         return settings
     return {**(settings or {}), "wheel.cmake": "false", "wheel.py-api": "py3"}

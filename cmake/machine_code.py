@@ -1,7 +1,7 @@
 """Reads and changes the machine code of sm_90 kernels in an object file.
 
 NVIDIA does not document the encoding. Operations, registers and reuse flags are what its
-disassembler prints. It does not print stall counts, yield flags and wait masks: for those see Jia,
+disassembler prints. It does not print stall counts, yield flags and wait masks, for which see Jia,
 Maggioni, Staiger, Scarpazza, "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking"
 (2018), chapter 2. Hopper has them in the same places.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness import machine, results_file
 from examples.moe_model import Config
 
-# Options that do not distinguish records of the model.
+# Options that are left out of the name of a record's case.
 OF_THE_RUN = ("preset", "steps", "seed", "commit", "curve", "checkpoints", "save_every", "profile")
 PEAK_TFLOPS = {"H100": 989, "H200": 989}  # dense, in bfloat16, of the SXM cards
 

@@ -1,4 +1,4 @@
-"""Test environment: eight CPU devices, JAX's CPU backend unless a test asks for the GPU, seeds."""
+"""Sets up tests: eight CPU devices, the CPU for all tests not marked `gpu`, and random seeds."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import secrets
 import zlib
 from pathlib import Path
 
-# Judges in float64 are small products. With a thread for each core in each of the processes that
-# share a machine, NumPy's threads wait for one another. Read when NumPy is imported, in the
-# processes of pytest-xdist too.
+# Use one thread in NumPy, whose products in tests are small. If each process of pytest-xdist had a
+# thread for each core, the threads would wait for one another. NumPy reads these variables when it
+# is imported.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-# JAX reads these when it is imported, so they are set before anything below imports it.
+# JAX reads these variables when it is imported, so set them before the imports below.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 if Path("/dev/nvidiactl").exists():
-    # XLA would time several kernels for each product that results are compared with.
+    # XLA would otherwise time several kernels for each product that serves as a reference.
     XLA_FLAGS.append("--xla_gpu_autotune_level=0")
 else:
-    # Most of the time goes into compiling small programs for the CPU: unoptimised, and in one
-    # thread, since the other cores have tests of their own.
+    # Most of the time goes into compiling small programs for the CPU. Compile them without
+    # optimisation, and in one thread, because the other cores run other tests.
     XLA_FLAGS += [
         "--xla_backend_optimization_level=0",
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
     if importlib.metadata.version("jaxlib").startswith("0.10."):
-        # The older emitters take half as long as those that go through MLIR. Later releases have
-        # the latter only, and abort at flags that they do not know.
+        # The older emitters take half as long as the emitters that use MLIR. Later releases have
+        # only those that use MLIR, and abort if a flag is unknown.
         XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-    # The CUDA plugin can compile for a GPU that is not there, if it may load without cuDNN.
+    # Let the CUDA plugin load without cuDNN, so that it can compile for a GPU that is not present.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-# Without a folder for compiled programs, their keys are computed for nothing; and nobody reads from
-# which lines of Python the instructions of a test's program come.
+# Compute no cache keys, because no folder keeps compiled programs. Record no Python lines for the
+# instructions of programs, because nobody reads these lines in tests.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Modules and tests stay to the end: the collector need not look at them again and again."""
+    """Excludes modules and tests from garbage collection, because they live until the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)  # JAX's traces make many objects
@@ -82,9 +82,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def small_products_have_kernels(request):
-    """Problems of tests are small, so that plans would leave most of them to XLA.
+    """Makes plans choose kernels for the small problems of tests, instead of leaving them to XLA.
 
-    A test with the marker `plans_as_users_get_them` gets those plans.
+    A test with the marker `plans_as_users_get_them` gets the same plans as users.
     """
     of_users = request.node.get_closest_marker("plans_as_users_get_them")
     with fallback.policy("auto" if of_users else "kernels"):
@@ -93,20 +93,20 @@ def small_products_have_kernels(request):
 
 @pytest.fixture(params=reference.FORMS)
 def either_form(request):
-    """Both forms of the reference, which chooses masks for the small products of tests."""
+    """Runs a test with both forms of the reference, as "auto" never tiles small products."""
     with reference.form(request.param):
         yield
 
 
 @pytest.fixture
 def rng(request) -> np.random.Generator:
-    """Fresh random inputs in every run; the seed in the report's header repeats them."""
+    """Draws new inputs in every run. `--seed`, as the report's header prints it, repeats them."""
     test = zlib.crc32(request.node.nodeid.encode())
     return np.random.default_rng([request.config.getoption("--seed"), test])
 
 
 def missing_gpu() -> str | None:
-    """Why the tests marked `gpu` cannot run, or None."""
+    """Returns why the tests marked `gpu` cannot run, or None."""
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError as error:
@@ -130,20 +130,22 @@ def default_device(request):
 
 @pytest.fixture(scope="session")
 def extension():
-    """Skips a test that needs the compiled kernels, though not a GPU, where they are not built."""
+    """Returns the extension, which needs no GPU here. If it is not built, the test is skipped."""
     return pytest.importorskip("jax_grouped_gemm._extension", reason="the extension is not built")
 
 
 @pytest.fixture(scope="session")
 def h200(extension) -> aot.Target:
-    """Compiles for an H200, which need not be there."""
+    """Returns a compiler for an H200, which need not be present."""
     return aot.Target(aot.H200)
 
 
 @pytest.fixture(scope="session")
 def schedules():
-    """Schedules and layouts as the kernels have them, run on the host by an extension that is built
-    for tests alone. Skips a test that needs it where it is not built."""
+    """Returns the extension that runs the kernels' schedules and layouts on the host.
+
+    It is built only for tests. A test that needs it is skipped if it is not built.
+    """
     return pytest.importorskip(
         "jax_grouped_gemm._schedules", reason="the package was built without JGG_BUILD_TESTS"
     )

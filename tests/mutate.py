@@ -1,10 +1,10 @@
-"""Changes one line of an operation at a time, and counts the changes that its CPU tests see.
+"""Changes one line of an operation at a time, and counts the changes that its CPU tests notice.
 
     python -m tests.mutate rows muon --count 10 --seed 0
 
 An operation is a folder of `jax_grouped_gemm/_src/`. A change is another operator, another constant
-or the opposite condition, in a copy of the package. Either a test is missing for a change that none
-sees, or it makes no difference to what is promised.
+or the opposite condition, in a copy of the package. If no test notices a change, either a test is
+missing, or the change makes no difference to what the package promises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "jax_grouped_gemm"
 
-# The tests of all operations, and of each, as patterns in `tests/`.
+# Patterns in `tests/`: of tests that all operations have in common, and of each operation's tests.
 COMMON = ["api/test_errors.py", "api/test_refusals.py"]
 TESTS = {
     "expert_parallel": ["*/test_expert_parallel*.py", "api/test_flax_expert_parallel.py"],
@@ -55,7 +55,7 @@ CHECKS = "strict", "frozen", "total"  # keywords that make no difference to corr
 
 @dataclass(frozen=True)
 class Change:
-    """Bytes of a source that others replace."""
+    """A change of a source: `new` replaces the bytes from `start` to `stop`."""
 
     line: int
     start: int
@@ -67,7 +67,7 @@ class Change:
 
 
 def changes(source: bytes) -> list[Change]:
-    """All that may be changed in a Python source, one thing at a time."""
+    """Returns all changes of a Python source. Each changes one thing."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -80,7 +80,7 @@ def changes(source: bytes) -> list[Change]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that are executed: no annotations, no text, and no checks of our own code."""
+    """Yields the nodes to change: no annotations, no texts, and no keywords that check our code."""
     if isinstance(node, ast.keyword) and node.arg in CHECKS:
         return
     yield node
@@ -112,7 +112,8 @@ def _others(node: ast.AST) -> Iterator[str]:
 
 def passes(tests: list[str], package: Path, timeout: float) -> bool:
     """Whether the tests pass with the package in the folder `package`. Hanging tests fail."""
-    # With -P the checkout, where this is run, is searched last: see `--import-mode` of pytest.
+    # With -P, Python does not search the current directory, the checkout, first. pytest appends the
+    # checkout to the path (`--import-mode`), so `package` is found before it.
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "--seed=0", "-m", "not gpu"]
     environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
     try:
@@ -125,7 +126,7 @@ def passes(tests: list[str], package: Path, timeout: float) -> bool:
 
 
 def drawn(operation: str, count: int, rng: random.Random) -> list[tuple[Path, Change]]:
-    """So many changes of an operation, each of another line."""
+    """Draws `count` changes of an operation, each in another line."""
     of_lines: dict[tuple[Path, int], list[Change]] = {}
     for path in sorted((ROOT / PACKAGE / "_src" / operation).rglob("*.py")):
         for change in changes(path.read_bytes()):
@@ -154,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
                 sys.exit(f"{operation}: the tests fail without any change")
             for path, change in every:
                 target = copy / path.relative_to(ROOT / PACKAGE)
-                source = target.read_bytes()  # the checkout may be another one by now
+                source = target.read_bytes()  # of the copy: the checkout may have changed
                 target.write_bytes(change.apply(source))
                 survives = passes(tests, copy.parent, options.timeout)
                 target.write_bytes(source)

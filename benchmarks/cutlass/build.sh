@@ -4,8 +4,8 @@
 #   benchmarks/cutlass/build.sh [OUTPUT]
 #
 # OUTPUT is by default where benchmarks/cutlass/__init__.py looks for it. CUTLASS's headers are those of
-# the Python package nvidia-cutlass, or in CUTLASS_INCLUDE. JOBS compilers run at a time, of which each
-# takes up to 3 GB of memory.
+# the Python package nvidia-cutlass, or in CUTLASS_INCLUDE. JOBS compilers run at a time. Each takes
+# up to 3 GB of memory.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 output="${1:-$here/libcutlass_peers.so}"

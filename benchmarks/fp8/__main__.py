@@ -21,10 +21,10 @@ from benchmarks.peers.torch_scaled import DenseScaledMm, TorchScaledGroupedMm
 
 
 def peers() -> list[Peer]:
-    """Returns the products, in the order of the tables.
+    """Returns the peers, in the order of the tables.
 
-    Peers with other scales than the case quantise the same data with their own scales, and are
-    checked against the product of these operands.
+    A peer whose scaling differs from that of the case quantises the same data itself. Its result is
+    checked against the product of its own operands.
     """
     return [
         OursScaled(),

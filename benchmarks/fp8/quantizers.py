@@ -43,7 +43,7 @@ def operands(case: Case, inputs: Inputs) -> tuple[jax.Array, ...]:
 
 @jax.jit
 def differing_share(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> jax.Array:
-    """Returns the share of quantised elements whose bits differ; one if any scale differs."""
+    """Returns the share of quantised elements whose bits differ, or 1 if any scale differs."""
     differing, count, same_scales = 0, 0, True
     for ours, theirs in zip(results, expected, strict=True):
         differs = _bits(ours) != _bits(theirs)

@@ -144,7 +144,7 @@ def group_sizes(distribution: str, groups: int, rows: int, seed: int = 0) -> np.
 
 @dataclass(frozen=True)
 class Problem:
-    """A ragged matmul without its group sizes, which is all that a compiled program depends on.
+    """Everything about a ragged matmul that a compiled program depends on, so not the group sizes.
 
     A non-contracting matmul of lhs [m, k] and rhs [groups, k, n] (or [groups, n, k] with
     `transpose_rhs`) gives [m, n]. A contracting one of lhs [m, k] and rhs [m, n] gives

@@ -1,7 +1,7 @@
 """Draws operands and computes float64 references without compiling a program for each shape.
 
 PyTorch does this on a GPU, because its kernels take any shape. On other devices, or without
-PyTorch, NumPy does it. Functions with arguments `Any` take arrays of both.
+PyTorch, NumPy does it. The type `Any` stands for arrays of JAX, PyTorch or NumPy.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from benchmarks.harness.cases import Problem, row_ranges
 from benchmarks.harness.check import Error
 from benchmarks.harness.peer import Call, as_torch, on_gpu
 
-NAN_BYTE = 0xFF  # of every byte of a NaN, in all formats
+NAN_BYTE = 0xFF  # a number with only such bytes is NaN, in all formats
 
 
 def by_torch() -> bool:

@@ -30,7 +30,8 @@ def absent(peer: Mapping) -> bool:
 
 
 def dumps(value, levels: int = 4, indent: str = "") -> str:
-    """Returns JSON with a line for each value of the outermost `levels`, down to a peer's."""
+    """Returns JSON in which the outermost `levels` dicts and lists have a line for each item. With
+    the default, each peer's record is one line."""
     is_dict = isinstance(value, dict)
     nested = is_dict or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
     if levels == 0 or not value or not nested:
@@ -46,10 +47,9 @@ def dumps(value, levels: int = 4, indent: str = "") -> str:
 
 
 def load(paths: Sequence[Path]) -> dict:
-    """Returns the results of one or more files as one.
+    """Returns the results of files as one. Values of a whole run come from the first file.
 
     If several files have a case, the first file's times stay, and later files add peers (`merge`).
-    Values of a whole run come from the first file.
     """
     whole: dict = {}
     cases: dict[tuple, dict] = {}

@@ -48,7 +48,7 @@ class Job:
 
 
 class Deadline:
-    """The time that is left for jobs, which must be short enough, because they run to their end."""
+    """The time limit of a run. Jobs run to their end, so none may start that would end too late."""
 
     def __init__(self, seconds: float):
         self._start, self._seconds, self._longest = time.monotonic(), seconds, 0.0

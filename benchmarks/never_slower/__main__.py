@@ -3,8 +3,8 @@
 python -m benchmarks.never_slower --output never_slower.json
 
 It measures `--shapes` random small, thin, shallow and deep shapes for each operation, and the
-expressions and loops that the operation replaces. `--workers` threads compile some cases, which are
-then measured, and so on. "ours" is the program that the plan chooses, which may be XLA's product.
+expressions and loops that the operation replaces. In turn, `--workers` threads compile a few cases,
+and these cases are measured. "ours" is the program that the plan chooses, perhaps XLA's product.
 If our kernel or XLA's product is another program, it is measured too, as "kernel" or "XLA".
 `benchmarks.fit` uses the record to fit when plans fall back to XLA.
 """
@@ -53,7 +53,7 @@ def measure(found: Case, programs: list[ProgramPeer], session: Session) -> dict:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> Iterator[Job]:
-    """Yields operations in turn, so that a time limit leaves equally many cases of each."""
+    """Yields jobs of operations in turn, so that a time limit leaves equally many of each."""
     recorder = session.recorder
     # Attach the profiler once for many cases, because no host times are measured.
     attaches = isinstance(recorder, CuptiRecorder)

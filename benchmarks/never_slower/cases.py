@@ -21,7 +21,7 @@ from benchmarks.never_slower.programs import Program
 from benchmarks.peers import ours, stock
 from benchmarks.peers.cublas import CublasLoop, TorchGroupedMm
 
-# Stock JAX multiplies every row by the matrices of all groups, or copies the rows for each.
+# Limits for stock JAX, which multiplies rows by all groups' matrices, or copies rows for each.
 MOST_STOCK_BYTES = 1 << 31
 MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
 MOST_STOCK_GROUPS = 4
@@ -78,8 +78,8 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
 
 
 def _ours(function: Callable[[str | None], Callable], *, xla: bool = True) -> list[Program]:
-    """Returns the program that the plan chooses for a function of `implementation`, our kernel,
-    and with `xla` also XLA's product."""
+    """Returns three programs for a function of `implementation`: the one that the plan chooses, our
+    kernel and, with `xla`, XLA's product."""
     planned, pinned = function(None), function(pinned_implementation())
     return [
         Program("ours", Role.OURS, planned),
@@ -118,7 +118,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
 
 
 def offers_stock(problem: Problem) -> bool:
-    """Returns whether to measure stock JAX, whose work is not too large."""
+    """Returns whether the work of stock JAX is small enough to measure stock JAX."""
     if problem.groups * problem.m * max(problem.k, problem.n) * 4 > MOST_STOCK_BYTES:
         return False
     flops = 2 * problem.groups * problem.m * problem.k * problem.n

@@ -23,10 +23,10 @@ class Program:
       name, role: name and role of the peer.
       function: function of the case's operands.
       compiler_options: XLA's compiler options.
-      left_to_xla: whether plans fall back to XLA wherever XLA can. Not offered if the plan stays
-        the same, or has no kernel anyway.
-      unplanned: the function with implementation None. Not offered if its plan takes a kernel too,
-        because then both are the same program.
+      left_to_xla: whether plans fall back to XLA. Not offered if XLA cannot compute the function,
+        or if the plan takes XLA anyway.
+      unplanned: the function with implementation None. Not offered if its plan takes a kernel,
+        because `function` and `unplanned` are then the same program.
     """
 
     name: str

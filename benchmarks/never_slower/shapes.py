@@ -46,7 +46,7 @@ def size(rng: np.random.Generator, low: int, high: int, multiple: int = 8) -> in
 
 
 def ragged_shape(rng: np.random.Generator, dtype: str) -> Shape:
-    """Draws groups of one to a thousand rows on average."""
+    """Draws a shape whose groups have one to a thousand rows on average."""
     width = 4 if dtype == "float32" else 2
     while True:
         groups = 2 ** int(rng.integers(0, 8))

@@ -1,1 +1,1 @@
-"""The peers, with a file for each library. The `peers` of a suite lists those that it measures."""
+"""Peers by library. Each suite's `peers` function returns the peers that the suite measures."""

@@ -1,6 +1,6 @@
 """cuBLAS's symmetric updates, with a call of its library for each matrix.
 
-Neither JAX nor PyTorch calls them.
+Neither JAX nor PyTorch calls these functions.
 """
 
 import ctypes

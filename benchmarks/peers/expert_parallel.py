@@ -180,7 +180,7 @@ class QueuedCall(Call):
 
 
 class MeshPeer(Peer):
-    """A function of operands that are split over the devices, or with `alone`, of the first's."""
+    """A function of operands split over the devices; with `alone`, of the first device's share."""
 
     def __init__(
         self,

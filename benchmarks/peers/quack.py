@@ -58,7 +58,7 @@ def gemm_config(config: Config) -> Any:
 class Quack(SweptPeer):
     """`gemm` with `cu_seqlens_m` for ragged rows and `cu_seqlens_k` for weight gradients.
 
-    A sweep of 1 takes the default configuration. Larger sweeps try those that tuning might choose.
+    A sweep of 1 takes the default configuration. Larger sweeps try more of `CONFIGS`.
     """
 
     name = "quack"
@@ -80,7 +80,7 @@ class Quack(SweptPeer):
         out_dtype = getattr(torch, problem.out_dtype)
 
         def call(config: Config) -> Call:
-            # The plain function under the autotuner, as its public `gemm(tuned=False)` calls it.
+            # Call the function under the autotuner, as QuACK's public `gemm(tuned=False)` does.
             def run():
                 out = torch.empty(problem.out_shape, dtype=out_dtype, device=a.device)
                 gemm_tuned.fn(a, b, out, config=gemm_config(config), **ragged)

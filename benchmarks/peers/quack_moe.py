@@ -86,7 +86,7 @@ def functions(
         return config and quack.gemm_config(config)
 
     def plain(config: Config | None, a: Any, b: Any, *shape: int, **ragged: Any) -> tuple:
-        # The plain function under the autotuner, as its public `gemm(tuned=False)` calls it.
+        # Call the function under the autotuner, as QuACK's public `gemm(tuned=False)` does.
         out = torch.empty(shape, dtype=a.dtype, device=a.device)
         gemm_tuned.fn(a, b, out, config=pinned(config), **ragged)
         return (out,)

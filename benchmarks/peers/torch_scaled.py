@@ -16,7 +16,7 @@ from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch,
 
 
 def fp8_as_torch(x: jax.Array) -> Any:
-    """Returns a PyTorch tensor over the same memory, passed as bytes, which all of DLPack knows."""
+    """Returns a PyTorch tensor over the same memory, passed as bytes, which any DLPack knows."""
     import torch
 
     dtype = {jnp.float8_e4m3fn: torch.float8_e4m3fn, jnp.float8_e5m2: torch.float8_e5m2}

@@ -1,4 +1,4 @@
-"""Every step of the benchmarks' command lines, with tiny shapes, on any machine."""
+"""Runs every step of the benchmarks' commands, with tiny shapes, on any machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 
 @pytest.fixture
 def dry_run(tmp_path):
-    """Runs a command dry and returns its cases by name, after a look at the record as a whole."""
+    """Returns a function that runs a command dry, checks the record, and returns cases by name."""
 
     def run_dry(main, *options: str) -> dict[str, dict]:
         output = tmp_path / "out.json"
@@ -69,7 +69,7 @@ def test_ragged_products(dry_run, capsys):
     assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
     for record in found.values():
         if record["op"] in ("forward", "wgrad"):
-            # Both passes, and no peer that this machine lacks.
+            # The second pass measured stock JAX. Peers that this machine lacks are left out.
             assert record["peers"]["stock"]["status"] == "measured"
             assert record["peers"].get("quack", {"us": [1]})["us"]
     printed = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_ragged_products(dry_run, capsys):
 
 
 def test_layers_over_devices(dry_run):
-    """Every strategy against the naive path."""
+    """A dry run measures the chosen strategies, the naive layer and the local layer."""
     options = "--devices", "2", "--strategies", "ours", "ragged"
     found = dry_run(expert_parallel.main, *options)
     assert set(found) == {"tiny/ep_forward", "tiny/ep_step"}
@@ -187,7 +187,7 @@ def test_lists(dry_run, dtype, precision, limit):
     assert {"ours", "device unsorted", "cublas_loop"} <= measured
     assert all(record["peers"][name]["error"]["total"] < limit for name in measured)
     assert "CUTLASS kDeviceOnly sorted" in record["peers"]
-    # Records of other types are no records of bfloat16.
+    # Only records of bfloat16 have the plain name of the op.
     assert (record["op"] == "grouped_gemm") == (dtype == "bfloat16")
 
 
@@ -207,7 +207,7 @@ def test_training(dry_run):
 
     (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
     assert record["case"] == "dry_run/fp8_training/2"
-    # Both runs start alike and differ only by the rounding of three steps.
+    # Both runs start from equal parameters and differ only by the rounding of three steps.
     assert 0 < abs(record["loss_ratio"] - 1) < 0.05
     assert record["peers"]["ours_bf16"]["run"]["curve"]
 

@@ -1,4 +1,4 @@
-"""The driver without JAX: its input, and the comparison of two builds."""
+"""Tests of the driver that runs without JAX: its input, and the comparison of two builds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.driver import ab
 from benchmarks.harness import cases
 
-# Answers as the driver does, with times of its own.
+# A script that answers like the driver, with given times.
 FAKE_DRIVER = """#!{python}
 import sys
 times = iter({times})

@@ -1,4 +1,4 @@
-"""When plans fall back to XLA, against measured pairs of a kernel's time and XLA's."""
+"""Compares the choices of plans between kernels and XLA with measured times of both."""
 
 import csv
 import json
@@ -19,7 +19,10 @@ def cases() -> list[fit.Case]:
 
 
 def test_choices_are_as_good_as_those_that_were_measured(cases):
-    """Sums of times are as good as with four earlier models, whose constants were set by hand."""
+    """Choices take at most 1 % longer than those of the records, or 2 % for one kind of problem.
+
+    Four earlier models, whose constants were set by hand, made the choices of the records.
+    """
     sums = fit.sums(cases, fallback.coefficients())
     assert sums["all"][0] > 700
     for name, (_, _, taken, now, best) in sums.items():
@@ -27,7 +30,7 @@ def test_choices_are_as_good_as_those_that_were_measured(cases):
 
 
 def test_clear_cases_are_right(cases):
-    """Few cases in which one of the two takes far longer are wrong, and by few microseconds."""
+    """If one of XLA and the kernel takes 1.5 times as long, few choices are wrong, by few us."""
     factors = fallback.coefficients()
     measured = [case for case in cases if case.pair.xla_us and case.fits]
     times = np.array(
@@ -40,7 +43,7 @@ def test_clear_cases_are_right(cases):
 
 
 def test_large_products_have_kernels(cases):
-    """The records have no large product that stock JAX computes a tenth faster than a kernel."""
+    """Plans choose kernels for large products, except any that XLA computes a tenth faster."""
     large = [c for c in cases if not c.pair.took and c.pair.other_us > 0.9 * c.pair.kernel_us]
     assert len(large) > 50
     factors = fallback.coefficients()

@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic: cases, checks of results, attribution of device time, ratios."""
+"""Tests of the benchmarks' arithmetic: cases, checks of results, device times and ratios."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_device_time_is_the_union_of_activities():
     assert sample.us == pytest.approx(3 + 6)
     assert sample.activities[:2] == ("first", "second") and len(sample.activities) == 4
     assert summarize([]).us == 0
-    # Each part's activities by themselves, overlapping or not.
+    # The time of a part is the sum of its activities, even if they overlap.
     parts = sample.parts(lambda name: "overlaps" if "overlap" in name else "others")
     assert parts == {"others": pytest.approx(3 + 4 + 1), "overlaps": pytest.approx(3)}
     assert Sample(1.0, None).parts(str) is None
@@ -204,13 +204,13 @@ def test_cupti_records_are_decoded():
 
 
 def test_ratios_are_taken_within_a_round():
-    # The chip slows down fourfold on the way: medians of either column alone would mix its states.
+    # The chip slows down fourfold meanwhile. A ratio of two medians could mix fast and slow rounds.
     ours, peer = [1.0, 2.0, 4.0], [1.5, 3.0, 6.0]
     assert timing.median_ratio(peer, ours) == 1.5
 
 
 class CountingRecorder(ClockRecorder):
-    """Counts calls of a made-up clock instead of timing them."""
+    """Records the number that a call returns as the time of the call."""
 
     def record(self, call: Call) -> None:
         self._samples.append(Sample(call.run(), None))
@@ -228,7 +228,7 @@ def test_every_round_runs_every_call_once_and_the_first_is_dropped():
 
 
 def test_steps_in_place_follow_each_other_and_free_their_state_at_once(rng):
-    # Gigabytes of the case before would otherwise wait for the garbage collector.
+    # Otherwise gigabytes of the previous case would stay until the garbage collector runs.
     start, more = rng.standard_normal((2, 5), np.float32)
     gc.disable()
     try:
@@ -299,7 +299,7 @@ def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
 
 
 def test_a_peer_without_memory_beside_the_others_ends_no_case():
-    """It was right when it ran alone, and is refused memory when all are prepared."""
+    """A peer fails that is right when it runs alone, but gets no memory after all are prepared."""
 
     class Greedy(FakePeer):
         def prepare(self, problem, lhs, rhs, group_sizes):

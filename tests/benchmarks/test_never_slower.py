@@ -1,4 +1,4 @@
-"""The benchmark that looks for shapes where ours is slower."""
+"""Tests of the benchmark that looks for shapes for which our functions are slower."""
 
 import json
 
@@ -42,7 +42,7 @@ def test_every_operation_has_a_case(tmp_path):
     for case in found["cases"]:
         assert case["peers"]["ours"]["status"] == "measured"
         assert report.worst_ratio(case) is not None
-    # Every product either has a kernel that the plan leaves, or leaves XLA's.
+    # If the plan takes XLA, our kernel is measured too, and if it takes our kernel, XLA's product.
     left = [{"kernel", "XLA"} & set(case["ratios"]) for case in found["cases"]]
     assert {"kernel"} in left and {"XLA"} in left and {"kernel", "XLA"} not in left
 
@@ -106,7 +106,7 @@ def test_variants_and_ceilings_do_not_count_and_loops_stand_beside():
     assert report.worst_ratio(found) == (0.97, "stock")
     assert report.worst_ratio(found, report.stands_beside) == (0.5, "loop")
     assert report.worst_ratio(record("forward", {"both": 0.6})) is None
-    # The sizes of a list are known when its loop is compiled.
+    # A loop over a list counts, because the sizes of a list are known when it is compiled.
     assert report.worst_ratio(record("grouped_gemm", ratios)) == (0.5, "loop")
     syrk = record("syrk", {"A@A.T": 0.6, "stock": 1.1})
     assert report.worst_ratio(syrk) == (1.1, "stock")
@@ -162,7 +162,7 @@ def test_shapes_are_of_all_kinds_and_within_limits(rng):
 
 @pytest.mark.plans_as_users_get_them
 def test_what_is_left_to_xla_is_another_program(extension):
-    """JAX keeps what it has lowered, but not for another policy."""
+    """JAX caches what it has lowered, but lowers a function again under another policy."""
     shapes = (128, 256), (64, 256, 96)
     operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     operands.append(jax.ShapeDtypeStruct((64,), jnp.int32))

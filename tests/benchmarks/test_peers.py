@@ -1,4 +1,4 @@
-"""Peers whose libraries this machine may lack: what is handed to them, and what they are asked."""
+"""Tests of what benchmarks pass to peers whose libraries this machine may lack."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_fp8_reference_is_close_to_the_product_of_the_sources(op, rng):
         else:
             expected[start:end] = x[start:end] @ y[group].T
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-    # Three bits of mantissa leave this error; a misplaced scale or row is far above it.
+    # Three bits of mantissa cause this error. A misplaced scale or row would cause far more.
     assert 0.01 < error < 0.06
 
 
@@ -71,7 +71,7 @@ FLOAT32 = [update for update in rank_k.UPDATES.values() if update.dtype == "floa
 
 @pytest.mark.parametrize("update", FLOAT32, ids=lambda update: update.name)
 def test_updates_have_their_precision_wherever_they_are_called(update):
-    """The timed function is called after, and outside, everything that prepares it."""
+    """A function must set its precision itself, because it is timed outside of any context."""
     a, b = (jnp.ones((2, 24, 16), update.dtype) for _ in "ab")
     functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
     assert len(functions) >= 3
@@ -123,7 +123,7 @@ def test_kernels_of_a_quack_layer_have_parts_by_their_order():
     expected = {"combine": 12.0, "PyTorch": 10.0} | dict(
         zip(quack_moe.KINDS, (1.0, 2.0, 5.0, 7.0, 8.0, 10.0), strict=True)
     )
-    # Rounds follow each other.
+    # The second round has the same parts as the first.
     for _ in range(2):
         assert Sample(9.0, step, tuple(map(float, range(1, 11)))).parts(part_of) == expected
 
@@ -141,7 +141,7 @@ def test_a_chain_has_a_layer_for_each_step_with_experts_of_its_own():
 
 
 class Tensor:
-    """Stands in for PyTorch where it is not installed."""
+    """Stands in for a tensor of PyTorch, which may not be installed."""
 
     is_cuda = False
 
@@ -164,7 +164,7 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
     def seconds(call) -> float:
         call.run()
         kind, _ = asked[-1]
-        # The fastest of all gives a wrong result.
+        # Candidate 1 is the fastest of all, but gives a wrong result.
         others = 0 if call.config == quack_moe.candidates(kind)[1] else 5
         return 1 if call.config == fastest[kind] else others
 
@@ -185,7 +185,7 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
     assert tuned(limit=6) == fastest
     kept = json.loads((tmp_path / "imagined_configs.json").read_text())
     assert set(kept) == {"down/4x64x16x32/bfloat16", "gate_up_gradient/4x64x32x16/bfloat16"}
-    # A later run takes them as they are, beside the default to compare with.
+    # A later run takes the kept configurations, and the default to compare their results with.
     asked.clear()
     assert tuned(limit=3) == fastest
     assert {config for _, config in asked} == {None, *fastest.values()}

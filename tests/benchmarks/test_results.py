@@ -1,4 +1,4 @@
-"""The benchmarks' processing of measurements: ratios, and files of results."""
+"""Tests of how benchmarks process measurements: ratios, and files of results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_floor_is_the_largest_bound():
         assert not {"copy", "memset"} & set(ratios)
     assert ratios["write_floor"] == pytest.approx(0.25)
     assert ratios["byte_floor"] == pytest.approx(np.median(bytes_us / ours))
-    # Little of it is written: copying bounds it.
+    # If little of the traffic is written, the time of a copy is the floor.
     ratios = measure.ratios(
         traffic, traffic // 100, fake_results(ours=ours, copy=copy, memset=memset)
     )
@@ -76,7 +76,7 @@ def test_results_are_saved_compactly_and_read_together(tmp_path):
     results_file.save({"cases": [record("a", ours=1.23456789)], "commit": "1"}, first)
     later = [record("a", ours=7.0, stock=70.0), record("b", ours=-0.000123456)]
     results_file.save({"cases": later, "commit": "2", "seconds": 1}, second)
-    # A line for a peer, however many numbers it has.
+    # Each peer has one line, however many numbers it has.
     line = '    "ours": {"us": [1.2346, 2.4691], "names": ["k[0]"]}'
     assert line in first.read_text().splitlines()
     both = results_file.load([first, second])

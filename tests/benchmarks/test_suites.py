@@ -1,4 +1,4 @@
-"""Suites of benchmarks: sweeps, chains, one record a suite, time limits."""
+"""Tests of benchmark suites: sweeps, a suite in one file, and time limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.peers.sweep import Sweep
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A configuration of an imagined peer that fails where the tile is too large."""
+    """A configuration of an imagined peer, which fails if the tile is too large."""
 
     size: int
 
@@ -44,7 +44,7 @@ def test_a_sweep_keeps_the_fastest_and_remembers_it(tmp_path):
     first = Sweep("imagined", limit=3, retune=False, directory=tmp_path)
     assert first.best(problem, tiles, prepare).detail == str(Tile(128))
     assert sorted(log) == [64, 128, 512]
-    # Neither the same run nor a later one tries the others again, unless it is told to.
+    # Neither the same run nor a later run tries the other tiles again, except with `retune`.
     for sweep in (first, Sweep("imagined", limit=4, retune=False, directory=tmp_path)):
         log.clear()
         assert sweep.best(problem, tiles, prepare).detail == str(Tile(128))
@@ -59,7 +59,7 @@ def test_a_sweep_keeps_the_fastest_and_remembers_it(tmp_path):
 
 
 class TwoKernels(ClockRecorder):
-    """Sees the same two kernels in every call."""
+    """Records the same two kernels for every call."""
 
     def record(self, call: Call) -> None:
         call.wait(call.run())
@@ -67,7 +67,7 @@ class TwoKernels(ClockRecorder):
 
 
 def test_a_suite_is_one_file(rng, tmp_path, capsys):
-    """Cases, peers and a command: all that a new suite has to write."""
+    """A new suite consists only of cases, peers and a command."""
     x = rng.standard_normal((4, 8)).astype(np.float32)
 
     def work(scale: float) -> measure.Workload:

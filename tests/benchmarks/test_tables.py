@@ -1,4 +1,4 @@
-"""Pages are written from the records, and plots are readable."""
+"""Tests that pages have the numbers of the records, and that plots are readable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_pages_say_what_the_records_say(capsys):
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_no_region_within_a_sentence_begins_a_line(page):
-    """It would end the paragraph."""
+    """A region comment that begins a line would end the paragraph."""
     assert not re.findall(r"^<!-- records: \w+ -->\S.*", page.read_text(), re.MULTILINE)
 
 
@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_a_dash(monkeypatch):
     known = quotes.cases
 
     def fewer(topic):
-        """Without some peers, one case and our time in another."""
+        """Returns all cases except the first, with no peers except ours and a copy."""
         found = {}
         for name, case in list(known(topic).items())[1:]:
             kept = {n: p for n, p in case["peers"].items() if n in ("ours", "copy")}
@@ -117,7 +117,7 @@ def test_labels_of_pictures_do_not_overlap(name):
     from benchmarks import pictures
 
     if name == SKEWED:
-        # Cases that differ by their sizes alone, with names as long as they get.
+        # These cases differ only in their sizes. Give each of them a peer with a long name.
         results = results_file.load([quotes.RESULTS / f"{SKEWED}.json"])
         for case in results["cases"]:
             if "bytes" in case:
@@ -133,7 +133,7 @@ def test_labels_of_pictures_do_not_overlap(name):
         texts.append(("title of all", figure._suptitle))
     for axes in figure.axes:
         if axes.axison:
-            # Ticks past the axes' limits have labels, which are not drawn.
+            # Leave out ticks beyond the axes' limits, because their labels are not drawn.
             low, high = sorted(axes.get_ylim())
             ticks = [
                 each for each in axes.get_yticklabels() if low <= each.get_position()[1] <= high

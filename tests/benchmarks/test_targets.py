@@ -1,4 +1,4 @@
-"""Targets: which results meet, miss or lack them."""
+"""Tests of targets: which results meet a target, miss it, or lack its cases."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LIST = "lists, random, over a cuBLAS loop"
             {"ours_bf16": 1.41},
             {"ours_bf16": 1.39},
         ),
-        # The faster one counts, and each shape has a bound of its own.
+        # The faster dense product counts, and each shape has its own bound.
         (
             "FP8 forward and dgrad",
             "dsv3_up/fp8_dgrad/random",
@@ -110,12 +110,12 @@ def test_each_shape_against_the_fastest_peer_or_dense_cublas():
     for grouped, dense, met in ((1.06, 0.5, True), (1.04, 0.98, True), (1.04, 0.96, False)):
         ratios = {"quack": grouped, "stock": 9.0, "cublas_dense": dense}
         assert judged(name, record("dsv3_up/dgrad/random", **ratios)).met is met
-        # Only random sizes count, only products that keep their rows, and only 16 bits.
+        # Only products of 16-bit operands that keep their rows count, with random sizes.
         assert judged(name, record("dsv3_up/dgrad/zipf", **ratios)).met is None
         wgrad = record("dsv3_up/wgrad/random", **ratios)
         assert judged(name, wgrad).met is None and judged("wgrad, each shape", wgrad).met is met
         assert judged(name, record("dsv3_up/dgrad/random", dtype="float32", **ratios)).met is None
-    # The mean is geometric, over the fastest peer of each.
+    # The geometric mean takes the fastest peer of each case.
     name = "forward and dgrad, geometric mean"
     first = record("dsv3_up/forward/random", quack=2.0, stock=9.0)
     assert judged(name, first, record("dsv3_down/forward/random", tokamax=0.63)).met is True
@@ -187,7 +187,7 @@ def test_every_wanted_case_is_one_that_a_benchmark_measures():
 
 
 def test_layers_on_two_gpus():
-    """Other numbers of GPUs have no target."""
+    """Layers on two GPUs have a target, but layers on other numbers of GPUs have none."""
     name = "layer on two GPUs, forward, of no communication"
     case = record("mixtral/ep_forward") | {"fractions": {"ours": 0.91}, "max_over_mean": 1.0}
     case |= {"devices": 2, "distribution": "uniform"}

@@ -14,7 +14,7 @@ from tests.docs.test_examples import ROOT
 
 
 def public() -> dict[str, object]:
-    """Functions and classes by name."""
+    """Returns the public functions and classes by name."""
     found = {f"jgg.{name}": getattr(jgg, name) for name in jgg.__all__}
     for module in (moe, optim):
         found |= {f"{module.__name__}.{n}": x for n, x in vars(module).items() if n[0] != "_"}
@@ -32,7 +32,7 @@ def public() -> dict[str, object]:
 
 
 def documented(docstring: str) -> list[str]:
-    """The names that a docstring's Args describe."""
+    """Returns the names that the Args of a docstring describe."""
     section = re.search(r"^( *)Args:\n(.*?)(?=^\1\S|\Z)", docstring, re.MULTILINE | re.DOTALL)
     if not section:
         return []
@@ -77,7 +77,7 @@ def test_parameters(name):
     has_options = inspect.Parameter.VAR_KEYWORD in kinds.values()
     bare = [each.lstrip("*") for each in names]
     assert len(set(bare)) == len(bare)
-    # What goes on to another function may be described here.
+    # A docstring may also describe options that the function passes on to another function.
     assert has_options or set(bare) <= set(kinds)
     options = {n for n, kind in kinds.items() if kind is inspect.Parameter.VAR_KEYWORD}
     assert set(kinds) - options <= set(bare)

@@ -1,4 +1,4 @@
-"""The Python examples of README and docs run as they stand, one after the other on each page."""
+"""Runs the Python examples of README and docs unchanged, one after the other on each page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:
-    """The blocks in a language, with the line of the page before each."""
+    """Returns the code blocks in a language, each with the line number of its opening fence."""
     text = page.read_text()
     return [
         (text.count("\n", 0, block.start()) + 1, block[2])
@@ -35,7 +35,7 @@ def test_python(page, monkeypatch, capsys):
     logger = logging.getLogger("jax_grouped_gemm")
     monkeypatch.setattr(logger, "level", logger.level)
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
-    # And it may make an operation.
+    # A page may also define an operation.
     known = dict(ops)
     namespace = {"__name__": "example"}
     for line, block in blocks(page, "python"):
@@ -45,7 +45,7 @@ def test_python(page, monkeypatch, capsys):
     for primitive in ops.keys() - known.keys():
         del ops[primitive]
     if page == ROOT / "README.md":
-        # The gradients of its first example are explained.
+        # The first example prints the explanation of its gradients.
         assert abs(namespace["dw"]).sum() > 0
         printed = capsys.readouterr().out
         assert "ragged_noncontracting" in printed and "ragged_contracting" in printed

@@ -1,4 +1,4 @@
-"""The page about gpt-oss: from files to the logits of Hugging Face's model, in float32."""
+"""The code of the page about gpt-oss computes the logits of Hugging Face's model, in float32."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROPE = dict(
 
 
 def as_state(tensors, torch):
-    """A checkpoint as the state of the module, whose experts are dequantised."""
+    """Returns a checkpoint as the state of Hugging Face's module, with dequantised experts."""
     state = {}
     for name, x in tensors.items():
         if name.endswith("_blocks"):
@@ -66,7 +66,7 @@ def test_logits_of_files(page, rng, tmp_path):
     transformers = pytest.importorskip("transformers", minversion="4.55")
     safetensors = pytest.importorskip("safetensors.flax")
     tensors = page["random_tensors"](CONFIG, rng)
-    # Two files, as the published ones are several.
+    # Write two files, because a published checkpoint consists of several.
     names = sorted(tensors)
     for i in range(2):
         part = {name: jnp.asarray(tensors[name]) for name in names[i::2]}
@@ -90,7 +90,7 @@ def test_logits_of_files(page, rng, tmp_path):
 
 
 def test_a_model_without_files(page, rng):
-    """Everywhere: causal, and a sliding window that ends."""
+    """Later tokens do not change earlier logits. This test needs no other library."""
     described = page["config"]
     params = page["load"](described, page["random_tensors"](described, rng), jnp.float32)
     tokens = rng.integers(0, described["vocab_size"], 12)

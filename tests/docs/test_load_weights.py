@@ -1,4 +1,4 @@
-"""Layers with loaded weights compute what Hugging Face's modules do."""
+"""Layers with loaded weights compute the results of Hugging Face's modules."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def compare(load_moe, torch, theirs, block, kind, top_k, normalize):
 
 
 def as_published(state, kind) -> dict[str, np.ndarray]:
-    """A module's parameters as checkpoints have them: a matrix an expert and projection.
+    """Returns a module's parameters as in checkpoints: a matrix for each expert and projection.
 
-    From version 5 on `transformers` stacks them when it loads a checkpoint: gate above up.
+    From version 5 on, `transformers` stacks these matrices when it loads a checkpoint, with gate
+    above up.
     """
     found = {name: value.numpy() for name, value in state.items()}
     if "experts.gate_up_proj" not in found:

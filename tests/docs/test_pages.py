@@ -23,7 +23,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of the headings, as GitHub and MkDocs name them."""
+    """Returns the anchors of the headings, as GitHub and MkDocs name them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
@@ -45,7 +45,7 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_name_modules_that_exist(page):
-    # Backslashes before parentheses in a code span would be no commands.
+    # Search only code blocks, because code spans may have parts of commands.
     commands = "\n".join(block for _, block in blocks(page, "bash"))
     for name in re.findall(r"python -m (\w[\w.]*)", commands):
         assert importlib.util.find_spec(name) is not None, name

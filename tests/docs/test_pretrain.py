@@ -1,4 +1,4 @@
-"""examples/pretrain_moe.py trains, resumes, counts and divides its work as it says."""
+"""Tests that examples/pretrain_moe.py trains, resumes, counts and divides work as documented."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(steps=STEPS, *flags, **options):
 
 @pytest.fixture(scope="module")
 def straight():
-    """Losses on one device, without a stop."""
+    """Returns the losses of a run on one device that does not stop and resume."""
     return run()
 
 
@@ -75,7 +75,7 @@ def test_a_record_has_the_run_and_its_speed(tmp_path):
     assert case["shape"]["dtype"] == "float32"
     assert case["tokens"] == config.batch * config.length
     np.testing.assert_allclose(ours["losses"], losses, rtol=1e-4)
-    # The times of steps 2 to 5, of which the first may include compilation.
+    # These are the times of steps 2 to 5. The time of step 2 may include compilation.
     assert len(ours["us"]) == 4 and ours["mfu"] is None
     assert ours["median_us"] == sorted(ours["us"][1:])[1]
     rate = case["tokens"] / ours["median_us"] * 1e6
@@ -89,7 +89,7 @@ def test_loops_and_rematerialisation_change_no_loss(flags, straight):
 
 
 def test_several_devices_train_alike(straight, tmp_path):
-    """Experts are on two of four devices, then on another number of devices with FSDP."""
+    """A run on four devices with divided experts resumes on two devices with FSDP."""
     options = dict(batch=8, checkpoints=tmp_path)
     first = run(3, devices=4, expert_parallel=2, **options)
     then = run(5, "--fsdp", devices=2, **options)
@@ -206,7 +206,7 @@ def test_active_parameters_are_those_of_the_model():
 
 @pytest.mark.parametrize("flags, stock", [((), False), (("--stock",), True)])
 def test_a_model_that_is_too_large_ends_with_a_sentence(flags, stock, monkeypatch):
-    """JAX raises the same error while it compiles and while it runs."""
+    """JAX raises the same error if memory is short at compilation and at run time."""
 
     def make_step(*_, **__):
         def step(*_):

@@ -1,4 +1,4 @@
-"""The server of examples/ does what it says; test_pretrain.py has the trainer."""
+"""Tests of the server in examples/. The tests of the trainer are in test_pretrain.py."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ HOOKS = (
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path, monkeypatch):
-    """A machine with a compiler and Python's headers, which tests take away."""
+    """Imitates a machine with a compiler and Python's headers, which tests can take away."""
     monkeypatch.chdir(ROOT)
     for name in ("CXX", "CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.delenv(name, raising=False)

@@ -21,15 +21,15 @@ def test_kernels_keep_their_accumulators_in_registers(log):
 
 @EVERY_LOG
 def test_wgmma_stays_asynchronous_and_registers_move(log):
-    # C7510 and its neighbours: WGMMA instructions are serialised. C7508: setmaxnreg is ignored.
+    # ptxas reports serialised WGMMA instructions (C7510 and others) and ignored setmaxnreg (C7508).
     assert not re.search(r"C75\d\d|wgmma.*serialized|setmaxnreg.*ignored", log.read_text())
 
 
 def test_additions_of_fp8_products_are_paced():
-    # The build fails where it finds none. What is paced: forward products, those whose last wave is
-    # cut, those that read tokens in place, and weight gradients, with scales of both operands, of
-    # one, or of one in two results, for three pairs of formats each: three kernels of 128 additions
-    # at least.
+    # The build fails if a source to pace has no additions. Six sources are paced: forward products,
+    # forward products whose last wave is cut, those that read tokens in place, and weight gradients
+    # with scales of both operands, with scales of one, or with scales of one and two results. Each
+    # source has a kernel of at least 128 additions for each of three pairs of formats.
     if not any(log.name.startswith("scaled_") for log in LOGS):
         pytest.skip("built without FP8 kernels: JGG_TYPES")
     found = r"Additions paced: (\d+) instructions, (\d+) of one bank"

@@ -22,8 +22,11 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def chosen(tmp_path, monkeypatch):
-    """Returns the compiler that is chosen, or "", and what was said, for a PATH of some folders."""
-    # Its own tools, without an nvcc beside them.
+    """Returns a function that chooses a compiler with some folders on PATH.
+
+    It returns the path of the compiler, or "" if there is none, and the messages.
+    """
+    # This folder has all tools that CMake needs, and no nvcc.
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("cmake", "gcc", "g++", "cc1plus", "as", "ld", "rm", "cat", "sh"):

@@ -13,7 +13,7 @@ EXTENSION = "jax_grouped_gemm._extension"
 
 @pytest.fixture
 def load(monkeypatch):
-    """Loads the given module in place of the extension."""
+    """Returns a function that loads a module in place of the extension."""
 
     def load_in_place(module):
         monkeypatch.setitem(sys.modules, EXTENSION, module)

@@ -1,4 +1,4 @@
-"""Folders of the package import from floors below alone, and nothing private of JAX."""
+"""Each folder of the package imports only from lower floors, and nothing private of JAX."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def room(parts: tuple[str, ...]) -> str:
-    """The folder or public module that a module belongs to, "" for the package itself."""
+    """Returns the folder or public module of a module, "" for the package itself."""
     if parts[:1] == ("_src",):
         is_folder = len(parts) > 1 and (PACKAGE / "_src" / parts[1]).is_dir()
         return f"_src/{parts[1]}" if is_folder else "_src"
@@ -40,7 +40,7 @@ def parts_of(path: Path) -> tuple[str, ...]:
 
 
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of the package that a module imports, in functions too."""
+    """Yields the modules of the package that a module imports, in functions too."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or not node.module:
             continue
@@ -76,7 +76,7 @@ MOST_LINES_OF_PLANNING, MOST_OF_CODE = 5737, 3650
 
 
 def lines_of_code(text: str) -> set[int]:
-    """The lines that are neither blank nor comments nor docstrings."""
+    """Returns the lines that are neither blank nor comments nor docstrings."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.string.strip() and token.type != tokenize.COMMENT:
@@ -95,7 +95,7 @@ def test_planning_is_short():
 
 
 STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}
-"""The file of an operation's folder that calls a function."""
+"""For each of these functions, the only file of an operation's folder that may call it."""
 MOST_LINES = 400
 
 
@@ -113,7 +113,7 @@ def test_modules_are_short(path):
 
 
 PRIVATE = {"lowering.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
-"""Private modules that are imported where an `ImportError` leaves a slower way."""
+"""The private module that a file may import. After an `ImportError` the file takes a slower way."""
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -44,7 +44,7 @@ def test_a_seed_repeats_them(operation):
 
 
 def test_a_change_is_seen(tmp_path, monkeypatch):
-    """By a test of a package that is nowhere but in the folder it was copied to."""
+    """A test imports the package from the given folder, and fails if the package is changed."""
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import somewhere\ndef test():\n    assert somewhere.number() == 3\n"

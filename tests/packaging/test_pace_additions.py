@@ -1,4 +1,4 @@
-"""The build's change to the machine code of FP8 kernels: necessary and forbidden changes."""
+"""Tests of what the build changes in the machine code of FP8 kernels, and what it leaves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def instruction(operation, destination=1, first=2, second=3, **fields):
 
 
 def additions(count, **fields):
-    """Each adds another product, times the same factor, to another sum."""
+    """Returns additions of different products, times the same factor, to different sums."""
     return [
         instruction(FFMA, destination=100 + i, first=20 + i, second=7, **fields)
         for i in range(count)
@@ -101,7 +101,7 @@ def test_one_that_waits_or_reads_it_elsewhere_reuses_nothing():
 
 
 def test_reuse_flags_of_the_compiler_stay():
-    # The next one is a load, after which the multiplication finds it still.
+    # The next instruction is a load. The addition after it still finds the source in the cache.
     code = [*additions(10), instruction(LDS), *additions(10)]
     code[9].reuse = 2
     pace_additions.pace_instructions(code, 10)
@@ -140,7 +140,7 @@ def test_other_code_stays_as_it_is(code):
 
 
 def cubin(name, code):
-    """A cubin with one kernel."""
+    """Returns a cubin with one kernel."""
     names = b"\0.text." + name.encode() + b"\0.names\0"
     text = b"".join(each.bits.to_bytes(16, "little") for each in code)
     headers = 64 + len(names) + len(text)

@@ -22,7 +22,7 @@ SETTING = "cmake.define.JGG_KERNELS"
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path, monkeypatch):
-    """No compiler, no CMake and no headers."""
+    """Imitates a machine without a compiler, CMake and headers."""
     monkeypatch.chdir(ROOT)
     for name in ("CXX", "CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.delenv(name, raising=False)
@@ -70,7 +70,7 @@ def test_settings_count_before_the_environment(monkeypatch):
 
 @pytest.fixture
 def build(tmp_path):
-    """Builds a wheel of a kind, and returns its path."""
+    """Returns a function that builds a wheel with a hook, and returns the path of the wheel."""
 
     def build_of_kind(hook):
         folder = tmp_path / "dist"
@@ -102,7 +102,7 @@ def test_the_installed_package_says_so(build, hook, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, extension.EXTENSION, None)
     reason = extension.register_targets.__wrapped__()
     assert "built without kernels (JGG_KERNELS=OFF)" in reason
-    # One with kernels, whose extension cannot be found, says nothing of the setting.
+    # A package with kernels whose extension is not found does not mention the setting.
     wheel = metadata / "WHEEL"
     wheel.write_text(wheel.read_text().replace("Purelib: true", "Purelib: false"))
     assert "JGG_KERNELS" not in extension.register_targets.__wrapped__()

@@ -1,17 +1,19 @@
-"""Everything at once, for hours' worth of accidents in minutes: products under fire.
+"""Runs random products under hostile conditions, and custom calls that do not fit.
 
 python -m tests.stress                         # about nine minutes on a GPU
 python -m tests.stress --only threads memory
-python -m tests.stress --sanitizer memcheck    # nothing but the custom calls
+python -m tests.stress --sanitizer memcheck    # only the custom calls
 
-Thousands of random products of all operations, dtypes and sizes, compared with float64 or, bit for
-bit, with a first run; the same in four threads, on streams of their own, in recorded graphs whose
-sizes change, with little memory left, beside another process and beside collectives; our custom
-calls with buffers and attributes that do not fit. Each part prints its counts and failures as a
-line of JSON. The exit status is 1 if anything was wrong.
+The part `products` runs thousands of random products of all operations, dtypes and sizes. It
+compares first runs with float64, and later runs with the first run, bit for bit. Other parts repeat
+some of these products in four threads, on two CUDA streams, in recorded graphs whose group sizes
+change, with little memory left, next to another process, and next to collectives. The part
+`handlers` makes our custom calls with buffers and attributes that do not fit. Each part prints its
+counts and failures as a line of JSON. The exit status is 1 if anything was wrong.
 
-Under compute-sanitizer every call runs as it is, and some that do not fit, each array in an
-allocation of its own. XLA compiles in one thread, because the sanitizer crashes while several do.
+With `--sanitizer`, only `handlers` runs, under compute-sanitizer. It makes each valid call and some
+calls that do not fit. Each array has its own allocation. XLA compiles in one thread, because the
+sanitizer crashes while several threads compile.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tests.stress.products import Products, soak
 from tests.stress.surroundings import SURROUNDINGS
 
 PARTS = ("products", *SURROUNDINGS, "handlers")
-# Shares of the time, whatever else there is.
+# Shares of `--seconds`, whichever parts run. "sanitizer" is for `handlers` with `--sanitizer`.
 SHARES = {"products": 0.5, "handlers": 0.2, "sanitizer": 0.8}
 MEMORY_OF_HANDLERS = "0.08"
 GRACE_SECONDS = 120
@@ -70,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def call_handlers(options: argparse.Namespace) -> dict:
-    """Counts and failures of the custom calls, which a process of its own makes."""
+    """Makes the custom calls in another process, and returns their counts and failures."""
     names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment["XLA_CLIENT_MEM_FRACTION"] = MEMORY_OF_HANDLERS
@@ -95,7 +97,7 @@ def call_handlers(options: argparse.Namespace) -> dict:
 
 
 def run(part: str, options: argparse.Namespace, products: Callable[[], Products]) -> dict:
-    """Counts and failures of a part."""
+    """Runs a part, and returns its counts and failures."""
     if part == "handlers":
         return call_handlers(options)
     soaked = products()
@@ -107,9 +109,9 @@ def run(part: str, options: argparse.Namespace, products: Callable[[], Products]
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict]:
-    """Runs all parts; SystemExit if anything was wrong or could not be tried."""
+    """Runs the chosen parts. Raises SystemExit if anything was wrong or could not be tried."""
     options = parse(arguments)
-    # A kernel that hangs the device cannot be interrupted.
+    # Exit if a kernel hangs the device, because Python cannot interrupt it.
     faulthandler.dump_traceback_later(
         options.seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__
     )

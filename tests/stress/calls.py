@@ -1,7 +1,7 @@
-"""The custom calls that our functions make, recorded while they are compiled for a GPU.
+"""Records the custom calls that our functions make when they are lowered for a GPU.
 
-No GPU is needed: a call is recorded when a function is lowered, with the shapes and dtypes of its
-operands and results and its attributes.
+No GPU is needed. The record of a call has the shapes and dtypes of the operands and results, and
+the attributes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FfiCall:
     """A custom call of one of our targets.
 
     Attributes:
-      target: its name.
-      operands, results: their shapes and dtypes.
-      attributes: as `jax.ffi.ffi_call` takes them.
-      aliases: from operands to the results that take over their memory.
+      target: the name of the target.
+      operands, results: shapes and dtypes.
+      attributes: keyword arguments of the function that `jax.ffi.ffi_call` returns.
+      aliases: the index of an operand, and of the result that takes over the operand's memory.
     """
 
     target: str
@@ -50,11 +50,11 @@ class FfiCall:
     aliases: dict[int, int]
 
     def replace(self, **changes: Any) -> FfiCall:
-        """Copies the call with other fields."""
+        """Returns a copy of the call with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def lower(self) -> jax.stages.Lowered:
-        """A program of this call for the GPU, be it there or not."""
+        """Lowers a program of this call alone for a GPU, which need not be present."""
         function = jax.ffi.ffi_call(
             self.target, list(self.results), input_output_aliases=self.aliases
         )
@@ -107,7 +107,7 @@ def _ragged_products() -> None:
             return jgg.ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
 
         _lower(jax.grad(loss, (0, 1)), lhs, rhs, sizes)
-        # Whose last wave is cut along K.
+        # The last wave of this product is cut along K.
         _lower(jgg.ragged_dot, _a(2048, 8192), _a(2, 8192, 4096), _a(2, dtype=jnp.int32))
     _lower(
         jgg.ragged_dot_accumulate,
@@ -132,7 +132,7 @@ def _mlps() -> None:
         _lower(jax.grad(function, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
         _lower(function, *operands, _a(G, dtype=jnp.int32))
 
-    # Which reads rows of tokens and of gradients in place.
+    # The kernels of this layer read the rows of tokens and of their gradients in place.
     def of_tokens(x, logits, *matrices):
         y = moe.dropless_mlp(x, moe.route(logits, 2), *matrices)
         return y.astype(jnp.float32).sum()
@@ -186,13 +186,13 @@ def _fp8_products() -> None:
                 _a(G, N, K, dtype=jnp.float8_e4m3fn), _a(G, 3, 2, dtype=jnp.float32),
                 _a(G, dtype=jnp.int32),
             )  # fmt: skip
-    # Which reads tokens in place.
+    # The kernels of this MLP read tokens in place.
     _lower(
         lambda *x: jgg.ragged_mlp(*x[:-1], rows=x[-1], recipe=jgg.Recipe()),
         _a(M // 3, 512), _a(G, 512, K), _a(G, 512, K), _a(G, K, 512),
         _a(G, dtype=jnp.int32), _a(M, dtype=jnp.int32),
     )  # fmt: skip
-    # Which quantises tokens on their rows.
+    # With fewer rows than tokens, a kernel quantises tokens as it copies them to rows.
     _lower(
         lambda *x: jgg.ragged_mlp(*x[:-1], rows=x[-1], recipe=jgg.Recipe()),
         _a(M // 3, K), _a(G, K, N), _a(G, K, N), _a(G, N, K),
@@ -262,7 +262,7 @@ PARTS = (
 
 
 def valid_calls() -> list[FfiCall]:
-    """At least one call of every target, each different from the others."""
+    """Returns at least one call of every target. No two calls are equal."""
     with recording() as calls:
         for part in PARTS:
             part()
@@ -270,18 +270,18 @@ def valid_calls() -> list[FfiCall]:
 
 
 def targets() -> set[str]:
-    """The targets that our operations call."""
+    """Returns the targets that our operations call."""
     return {target for op in ops.values() for target in op.targets}
 
 
 def random_operand(rng: np.random.Generator, aval: Aval) -> np.ndarray:
-    """Small values: as group sizes, indices and rows of a few, in range and out of it."""
+    """Returns small values. Those of int32 serve as sizes and indices, in range or out of range."""
     if aval.dtype == np.int32 and len(aval.shape) == 3:
-        return np.zeros(aval.shape, np.int32)  # a schedule: the first unit of the first problem
+        return np.zeros(aval.shape, np.int32)  # a schedule: zeros stand for the first unit
     if aval.dtype == np.int32:
         return rng.integers(-2, 40, aval.shape).astype(np.int32)
     if np.issubdtype(aval.dtype, np.integer) or aval.dtype == bool:
         return rng.integers(0, 2, aval.shape).astype(aval.dtype)
-    # Repeated, since drawing tens of millions takes seconds.
+    # Repeat the drawn values, because drawing tens of millions takes seconds.
     drawn = rng.standard_normal(min(aval.size, MOST_DRAWN), np.float32).astype(aval.dtype)
     return np.resize(drawn, aval.shape)

@@ -19,11 +19,11 @@ class Trial:
 
     Attributes:
       name: what it computes, for the record of a failure.
-      function: of the operands and of what is drawn for a run.
-      operands: the same in every run.
-      draw: of a generator, gives the other arguments.
-      judge: of (drawn, results), raises AssertionError unless the results are right.
-      x64: whether it computes in 64 bits.
+      function: takes the operands and the arguments that are drawn for a run.
+      operands: arrays that are the same in every run.
+      draw: returns the other arguments of a run, drawn from a generator.
+      judge: takes (drawn, results), and raises AssertionError unless the results are right.
+      x64: whether the function needs 64-bit types.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Trial:
 
 
 def side(rng: Rng, most: int, multiple: int = 1) -> int:
-    """A size up to `most`: tiny, anything, or at or next to a tile's edge."""
+    """Draws a size up to `most`: a tiny one, any one, or one at or next to a tile's edge."""
     kind = rng.integers(4)
     if kind == 0:
         size = int(rng.integers(1, 18))
@@ -52,12 +52,12 @@ def pick(rng: Rng, choices):
 
 
 def flip(rng: Rng) -> bool:
-    """A coin's."""
+    """Returns True or False, each in half of the draws."""
     return bool(rng.integers(2))
 
 
 def pick_family(rng: Rng, implementation: str) -> Family:
-    """Draws a family of lists and updates; the reference does not sum complex64 in float64."""
+    """Draws a family, but not complex64 for the reference, which does not sum it in float64."""
     families = FAMILIES + SIXTEEN_BITS
     if implementation == "xla":
         families = tuple(family for family in families if family.dtype != C64)
@@ -65,13 +65,13 @@ def pick_family(rng: Rng, implementation: str) -> Family:
 
 
 def sizes_and_offset(rng: Rng, m: int, g: int, shifted: bool) -> tuple:
-    """Group sizes of any kind, and an offset, mostly one within range."""
+    """Draws group sizes of any kind, and, if `shifted`, a group offset that may be out of range."""
     offset = rng.choice([-1, 0, 1, g // 2, g]) if shifted else 0
     return sizes_of.any_kind(rng, m, g), np.array(offset, np.int32)
 
 
 def shape_of_product(rng: Rng, most: int) -> tuple[int, int, int, int]:
-    """m, k, n and the number of groups; rows of half of them fit TMA as they are."""
+    """Draws m, k, n and the number of groups. Half of the draws have multiples of 8 as k and n."""
     multiple = pick(rng, (1, 8))
     m, k, n = side(rng, 2 * most), side(rng, most, multiple), side(rng, most, multiple)
     return m, k, n, int(rng.integers(1, 13))

@@ -11,7 +11,7 @@ from tests.support.dtypes import BF16, E4M3, E5M2, F16, F32
 from tests.support.fp8_products import fp8, scales
 from tests.support.ops import OPS, random
 
-# The error of FP8 operands of three bits in products of normal values.
+# The relative error of products of normal values, rounded to the three bits of FP8 mantissas.
 FP8_ERROR = 0.06
 
 
@@ -23,7 +23,7 @@ def scaled(rng: Rng, implementation: str, most: int) -> Trial:
     lhs, rhs = fp8(rng, (m, k), lhs_dtype), fp8(rng, (g, n, k), rhs_dtype)
     rowwise = flip(rng)
     k_blocks, n_blocks = -(-k // 128), -(-n // 128)
-    # Float16 results stay in range.
+    # Divide by 8, so that float16 results stay in range.
     lhs_scale = scales(rng, (m, 1 if rowwise else k_blocks)) / 8
     rhs_scale = scales(rng, (g, n) if rowwise else (g, n_blocks, k_blocks)) / 8
 
@@ -54,7 +54,7 @@ def scaled(rng: Rng, implementation: str, most: int) -> Trial:
 
 
 def scaled_gradient(rng: Rng, implementation: str, most: int) -> Trial:
-    """Rows quantised and transposed, then contracted, both by the kernels."""
+    """A weight gradient of operands that `quantize_ragged` has quantised and transposed."""
     m, k, n, g = shape_of_product(rng, most)
     x, dy = (random(rng, shape, BF16) for shape in ((m, k), (m, n)))
 
@@ -86,7 +86,7 @@ def scaled_gradient(rng: Rng, implementation: str, most: int) -> Trial:
 
 
 def fp8_training(rng: Rng, implementation: str, most: int) -> Trial:
-    """`fp8_ragged_dot` and both cotangents, to FP8's accuracy."""
+    """`fp8_ragged_dot` and the cotangents of both operands, to FP8's accuracy."""
     m, k, n, g = shape_of_product(rng, most)
     op = OPS[0]
     lhs, rhs, cotangent = (random(rng, shape, BF16) for shape in op.shapes(m, k, n, g))
@@ -104,7 +104,7 @@ def fp8_training(rng: Rng, implementation: str, most: int) -> Trial:
         for result, want in zip(results, exact, strict=True):
             result = np.asarray(result).astype(np.float64)
             assert not result[want.magnitude == 0].any()
-            # Few products do not average out.
+            # Compare with magnitudes, because errors of few products do not average out.
             error = np.linalg.norm(result - want.value)
             assert error <= FP8_ERROR * np.linalg.norm(want.magnitude), error
 

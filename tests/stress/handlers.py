@@ -1,11 +1,11 @@
-"""Our custom calls with operands, results and attributes that do not fit.
+"""Makes our custom calls with operands, results and attributes that do not fit.
 
 python -m tests.stress.handlers --seed 0 --count 400
 
-Every call has to be refused with an error, or to run because it fits after all; none may touch
-memory that is not its own. compute-sanitizer says so of the ones that run: `tests.stress` starts
-this module under it with `--sanitizer`. A process of its own, since an illegal access is the end of
-it: the line before names the call.
+Each call must either be refused with an error, or run because it fits after all. No call may touch
+memory outside of its operands and results. `tests.stress --sanitizer` starts this module under
+compute-sanitizer, which checks this for the calls that run. The calls have their own process,
+because an illegal access ends it. The last printed line then names the call.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from benchmarks.harness.measure import first_line
 from benchmarks.harness.peer import on_gpu
 from tests.stress.calls import Aval, FfiCall, random_operand, valid_calls
 
-THREADS = 8  # that compile
-# The messages of an illegal memory access, after which nothing can run.
+THREADS = 8  # threads that compile
+# Words in the errors of illegal memory accesses, after which the process can run nothing.
 FATAL = ("illegal", "misaligned", "unspecified launch failure", "ILLEGAL_ADDRESS", "LAUNCH_FAILED")
 DTYPES = (
     jnp.bfloat16, jnp.float16, jnp.float32, np.float64, np.complex64, np.int8, np.int32, np.int64,
@@ -48,7 +48,7 @@ OTHER_ATTRIBUTES: dict[type, list[Any]] = {
 
 
 def other_avals(aval: Aval) -> Iterator[tuple[str, Aval]]:
-    """Yields arrays that could replace this one, and how each differs."""
+    """Yields how another array differs from this one, and that array's shape and dtype."""
     shape, dtype = aval.shape, aval.dtype
     for i, size in enumerate(shape):
         for other in {0, 1, size - 1, size + 1, size + 3, 2 * size} - {size, -1}:
@@ -63,7 +63,7 @@ def other_avals(aval: Aval) -> Iterator[tuple[str, Aval]]:
 
 
 def misfits(call: FfiCall) -> Iterator[tuple[str, FfiCall]]:
-    """Calls that differ from a valid one in one thing, and in what."""
+    """Yields calls that differ from a valid call in one thing, each after a text that names it."""
     for field in ("operands", "results"):
         avals = getattr(call, field)
         for i, aval in enumerate(avals):
@@ -94,7 +94,7 @@ def misfits(call: FfiCall) -> Iterator[tuple[str, FfiCall]]:
 
 
 def chosen(seed: int, count: int) -> list[tuple[str, FfiCall]]:
-    """The valid calls, then `count` misfits, as many of each valid call."""
+    """Returns the valid calls, then about `count` misfits, equally many for each valid call."""
     rng = np.random.default_rng(seed)
     calls = valid_calls()
     found = [("as it is", call) for call in calls]
@@ -107,7 +107,7 @@ def chosen(seed: int, count: int) -> list[tuple[str, FfiCall]]:
 
 
 def compiled(call: FfiCall):
-    """The program of a call, or the error that refuses it."""
+    """Returns the program of a call, None without a GPU, or the error that refuses the call."""
     try:
         lowered = call.lower()
         return lowered.compile() if on_gpu() else None
@@ -116,7 +116,7 @@ def compiled(call: FfiCall):
 
 
 def outcome(program, call: FfiCall, rng: np.random.Generator) -> dict[str, str]:
-    """The outcome of a call."""
+    """Runs the program of a call on random operands, and returns the outcome."""
     if isinstance(program, Exception):
         return {"refused": first_line(program), "by": "compiler"}
     if program is None:
@@ -133,9 +133,9 @@ def outcome(program, call: FfiCall, rng: np.random.Generator) -> dict[str, str]:
 def attempts(
     seed: int, count: int, seconds: float, threads: int = THREADS
 ) -> Iterator[dict[str, Any]]:
-    """Makes the calls one by one; says of each what it is, then what became of it.
+    """Makes the calls one by one. Yields what each call is, and after the call also its outcome.
 
-    Nothing is compiled while a call runs if there is one thread.
+    With one thread, no program is compiled while a call runs.
     """
     end = time.monotonic() + seconds
     rng = np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def attempts(
 
 
 def summary(lines: list[dict[str, Any]], returncode: int) -> dict[str, Any]:
-    """Counts of what `attempts` said, and what was not as it has to be."""
+    """Returns counts of the outcomes that `attempts` yielded, and the failures."""
     done = [line for line in lines if len(line) > 2]
     failures = [
         f"{line['target']}, {line['change']}: {line['fatal']}" for line in done if "fatal" in line
@@ -199,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=400, help="calls that do not fit")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS")
-    parser.add_argument("--threads", type=int, default=THREADS, help="that compile")
+    parser.add_argument("--threads", type=int, default=THREADS, help="threads that compile")
     options = parser.parse_args(arguments)
     # Set this for the whole process, since programs are compiled in other threads.
     jax.config.update("jax_enable_x64", True)

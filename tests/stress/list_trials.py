@@ -20,7 +20,7 @@ from tests.support.updates import UPDATES, triangle
 
 
 def list_of_products(rng: Rng, implementation: str, most: int) -> Trial:
-    """A list of unequal products of any family, alpha and beta drawn for each run."""
+    """A list of unequal products of any family, with alpha and beta drawn for each run."""
     family = pick_family(rng, implementation)
     shapes = [tuple(side(rng, most // 2) for _ in "mkn") for _ in range(int(rng.integers(1, 7)))]
     if flip(rng):
@@ -58,7 +58,7 @@ def list_of_products(rng: Rng, implementation: str, most: int) -> Trial:
 
 
 def symmetric_update(rng: Rng, implementation: str, most: int) -> Trial:
-    """One of the four updates of a stack of any family."""
+    """One of the four symmetric updates, of stacks of any family."""
     family, update = pick_family(rng, implementation), pick(rng, UPDATES)
     g, n, k = int(rng.integers(1, 5)), side(rng, most), side(rng, most // 2)
     uplo, transpose, symmetrize = pick(rng, ("lower", "upper")), flip(rng), flip(rng)

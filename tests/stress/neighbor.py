@@ -1,4 +1,4 @@
-"""Another process on the device: multiplies until its input is closed, then says how often."""
+"""A process that multiplies on the device until its input is closed, then prints how often."""
 
 from __future__ import annotations
 

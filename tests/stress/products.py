@@ -1,4 +1,4 @@
-"""Many runs of few programs: first runs are judged in float64, later ones by their bits."""
+"""Runs few programs many times: judges first runs in float64, and later runs by their bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from tests.stress.drawing import Trial
 from tests.stress.trials import trial
 
-THREADS = 8  # that trace, compile and judge
+THREADS = 8  # threads that trace, compile and judge
 # The share of the time for products after which no further program is compiled.
 COMPILING = 0.7
 
@@ -34,9 +34,9 @@ def digest(results: Any) -> bytes:
 
 @dataclass
 class Program:
-    """A compiled trial with what was drawn for its runs, and the bits of their results.
+    """A compiled trial, the arguments drawn for its runs, and digests of the results.
 
-    `failures` says what is wrong with its results, in words.
+    `failures` describes wrong results in words.
     """
 
     family: str
@@ -70,25 +70,26 @@ class Program:
         return program
 
     def run(self, index: int) -> Any:
-        """The results of run `index`, on the device."""
+        """Starts run `index`, and returns the results, which are on the device."""
         with jax.enable_x64(self.trial.x64):
             return self.compiled(*self.operands, *self.drawn[index])
 
     def again(self, index: int) -> bool:
-        """Whether another run has the bits of the first."""
+        """Repeats run `index`, and returns whether the results have the same bits."""
         return self.same_bits(index, jax.device_get(self.run(index)))
 
     def same_bits(self, index: int, results: Any) -> bool:
-        """Whether results of run `index` have the bits of the first; if not, notes a failure."""
+        """Returns whether results have the bits of the first run of `index`, or notes a failure."""
         if digest(results) == self.digests[index]:
             return True
         self.fail(f"run {index} has other bits than the first")
         return False
 
     def is_right(self, index: int, results: Any, where: str) -> bool:
-        """Whether results of another program have the bits of run `index`.
+        """Returns whether results of another program have the bits of run `index`.
 
-        XLA may fuse what surrounds a kernel in another way there: other bits are judged in float64.
+        XLA may fuse the code around a kernel differently in another program, so results with other
+        bits are judged in float64. They are a failure only if they are wrong.
         """
         if digest(results) == self.digests[index]:
             return True
@@ -105,14 +106,14 @@ class Program:
 
 @dataclass
 class Products:
-    """All programs, and how many runs there were."""
+    """All programs, and the numbers of their judged and repeated runs."""
 
     programs: list[Program]
     judged: int = 0
     repeated: int = 0
 
     def record(self) -> dict[str, Any]:
-        """The counts, by family too, and the failures."""
+        """Returns counts of runs and programs, programs by family, and the failures."""
         by_family = collections.Counter(program.family for program in self.programs)
         return {
             "products": self.judged + self.repeated,
@@ -138,7 +139,7 @@ def soak(
     implementation: str,
     most: int,
 ) -> Products:
-    """Runs up to `count` products within `seconds`: each `draws` x `repeats` times."""
+    """Runs up to `count` products within `seconds`, and each program `draws` x `repeats` times."""
     end = time.monotonic() + seconds
     stop_compiling = time.monotonic() + COMPILING * seconds
     errors: list[Program] = []
@@ -176,9 +177,9 @@ def run_again(
     end: float = float("inf"),
     ahead: int = 16,
 ) -> int:
-    """Repeats runs, `ahead` of them on their way at a time, and compares their bits.
+    """Repeats runs until the time `end`, compares their bits, and returns the number of runs.
 
-    Returns how many there were until the time `end`.
+    `ahead` runs are started before the results of the first of them are compared.
     """
     waiting: collections.deque = collections.deque()
     done = 0

@@ -1,4 +1,4 @@
-"""Trials of ragged products, of experts' MLPs, and of what moves rows."""
+"""Trials of ragged products, of experts' MLPs, and of functions that move rows."""
 
 import dataclasses
 
@@ -23,12 +23,12 @@ from tests.support.dtypes import BF16, F16, F32
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.ops import CONTRACTING, OPS, random, swap
 
-# Operands of ragged products, and the precision of those of float32.
+# Dtypes of the operands of ragged products, and the precision if they are float32.
 RAGGED_DTYPES = ((BF16, None), (F16, None), (F32, "default"), (F32, "highest"))
 
 
 def ragged(rng: Rng, implementation: str, most: int) -> Trial:
-    """Either ragged product, in any layout."""
+    """A contracting or noncontracting ragged product, with operands in any layout."""
     op, (dtype, precision) = pick(rng, OPS), pick(rng, RAGGED_DTYPES)
     m, k, n, g = shape_of_product(rng, most)
     lhs, rhs, _ = (random(rng, shape, dtype) for shape in op.shapes(m, k, n, g))
@@ -84,7 +84,7 @@ def gradient(rng: Rng, implementation: str, most: int) -> Trial:
 
 
 def accumulate(rng: Rng, implementation: str, most: int) -> Trial:
-    """A weight gradient added to another."""
+    """A weight gradient that is added to a float32 array."""
     dtype = pick(rng, (BF16, F16))
     m, k, n, g = shape_of_product(rng, most)
     lhs, rhs, total = (random(rng, shape, dtype) for shape in CONTRACTING.shapes(m, k, n, g))
@@ -108,7 +108,7 @@ def accumulate(rng: Rng, implementation: str, most: int) -> Trial:
 
 
 def expert_mlp(rng: Rng, implementation: str, most: int) -> Trial:
-    """An MLP of experts, with rows and weights or without."""
+    """An MLP of experts, with or without `rows`, and with or without `weights`."""
     dtype = pick(rng, (BF16, F16))
     activation = pick(rng, mlp.ACTIVATIONS)
     experts, tokens = int(rng.integers(1, 9)), side(rng, min(most // 2, 150))

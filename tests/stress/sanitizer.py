@@ -1,4 +1,4 @@
-"""A process under compute-sanitizer, and what the tool says of it."""
+"""The command of a process under compute-sanitizer, and the tool's report about the process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# About 130 with each of the 65 calls as it is: kernels are 20 to 50 times as slow.
+# With the 65 valid calls these are about 130 calls, whose kernels take 20 to 50 times as long.
 MISFITS = 65
-ERRORS_FOUND = 86  # the exit status
+ERRORS_FOUND = 86  # the exit status if the tool finds errors
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
-MOST_LINES = 12  # of a report that are kept
+MOST_LINES = 12  # lines of a report that are kept
 
 
 def prefix(tool: str, log: Path) -> list[str]:
-    """The words to put before the command.
+    """Returns the words to put before a command.
 
     Raises:
       FileNotFoundError: compute-sanitizer is not installed.
@@ -25,19 +25,25 @@ def prefix(tool: str, log: Path) -> list[str]:
     program = shutil.which("compute-sanitizer") or shutil.which(INSTALLED)
     if program is None:
         raise FileNotFoundError("compute-sanitizer is not installed")
-    # Calls of the driver's interface that fail are how libraries ask what it has.
+    # Libraries ask what the driver has by calls that may fail, so such calls are no errors.
     options = ["--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--log-file", str(log)]
     return [program, *options, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """XLA compiles in one thread, and every array is an allocation, with an end that is known."""
+    """Returns variables with which XLA compiles in one thread and allocates each array separately.
+
+    The tool knows where a separate allocation ends.
+    """
     flags = f"{inherited.get('XLA_FLAGS', '')} --xla_gpu_force_compilation_parallelism=1"
     return {"XLA_FLAGS": flags.strip(), "XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 
 
 def summary(log: Path) -> tuple[dict[str, Any], list[str]]:
-    """How many errors the tool found, and failures: its first lines, or that it says nothing."""
+    """Returns the number of errors in the tool's report, and the failures.
+
+    The failures are the first lines of a report that has errors or lacks a summary.
+    """
     text = log.read_text() if log.exists() else ""
     found = re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
     if not found:

@@ -1,7 +1,7 @@
-"""The same bits in hostile surroundings: threads, streams, recorded graphs, little memory, others.
+"""Repeats products in hostile surroundings, which must not change the results.
 
-Each function takes programs whose first runs were judged, and returns counts. What is wrong, or has
-other bits than the first run though the program is the same, is noted as `Program.failures`.
+Each function takes programs whose first runs were judged, and returns counts. `Program.failures`
+gets wrong results, and results of the same program that have other bits than the first run.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from benchmarks.harness.peer import on_gpu
 from tests.stress.products import Program, run_again
 
 Counts = dict[str, Any]
-ALL_RUNS = 3  # of every program in threads, little memory and company
+ALL_RUNS = 3  # repetitions of every run of a program
 THREADS = 4
 GRAPH = {"xla_gpu_graph_min_graph_size": 1}
 # The device memory that stays free, and the smallest array that is worth allocating.
 FREE_BYTES, LEAST_BYTES = 96 << 20, 1 << 24
-MOST_FAILURES = 4  # to allocate what should be free
+MOST_FAILURES = 4  # failed allocations of memory that should be free
 NEIGHBOR_MEMORY = "0.08"
 
 
 def all_runs(programs: Sequence[Program], times: int = 1, seed: int = 0) -> list:
-    """Every run of the programs so many times, in random order."""
+    """Returns every run of the programs, `times` times, in random order."""
     runs = [(p, index) for p in programs for index in range(len(p.digests))] * times
     random.Random(seed).shuffle(runs)
     return runs
 
 
 def threads(programs: Sequence[Program]) -> Counts:
-    """Four threads start the same programs at once, each in an order of its own."""
+    """Runs the same programs in four threads at once, in a different order in each thread."""
     counts = [0] * THREADS
     start = threading.Barrier(THREADS)
 
@@ -61,8 +61,8 @@ def threads(programs: Sequence[Program]) -> Counts:
 
 
 def on_stream(number: int, function: Callable) -> Callable:
-    """`function` on a CUDA stream of its own."""
-    # JAX 0.11 has given the new function the old one's name.
+    """Returns a function that runs `function` on CUDA stream `number`."""
+    # JAX 0.10 calls this function compute_on2, and has an older one that is called compute_on.
     compute = getattr(compute_on, "compute_on2", compute_on.compute_on)
     options: Any = dict(
         compute_type=f"gpu_stream:{number}", out_memory_spaces=jax.memory.Space.Device
@@ -71,7 +71,7 @@ def on_stream(number: int, function: Callable) -> Callable:
 
 
 def streams(programs: Sequence[Program]) -> Counts:
-    """Two programs in one, each on a stream of its own."""
+    """Runs two trials in one program, each on its own CUDA stream."""
     done, same, refused = 0, 0, []
     for first, second in zip(programs[::2], programs[1::2], strict=False):
         if first.trial.x64 or second.trial.x64:
@@ -97,7 +97,7 @@ def streams(programs: Sequence[Program]) -> Counts:
 
 
 def command_buffers(programs: Sequence[Program]) -> Counts:
-    """A recorded graph whose group sizes change from replay to replay."""
+    """Replays a recorded CUDA graph, with different group sizes in each replay."""
     done, same = 0, 0
     for program in programs:
         with jax.enable_x64(program.trial.x64):
@@ -119,10 +119,10 @@ def command_buffers(programs: Sequence[Program]) -> Counts:
 
 @contextlib.contextmanager
 def little_memory() -> Iterator[int]:
-    """Takes all memory of the device but `FREE_BYTES`; yields how many bytes those are."""
+    """Takes the device's memory except `FREE_BYTES`, and yields the number of bytes it took."""
     held: list[jax.Array] = []
-    # An allocation that fails is tried again for ten seconds, so few may: sizes are those of what
-    # is free, and smaller only where that is in pieces.
+    # XLA retries a failed allocation for ten seconds, so few may fail. Take the largest power of
+    # two of free bytes, and half of it after each failure, because free memory may be in pieces.
     failures = 0
     while failures < MOST_FAILURES and (size := _largest_size(failures)) >= LEAST_BYTES:
         try:
@@ -132,7 +132,7 @@ def little_memory() -> Iterator[int]:
         if not on_gpu():
             break
     taken = sum(x.size for x in held)
-    # Free pieces of any size, as a real program would.
+    # Free the last arrays, which have different sizes, like the memory that real programs free.
     freed = 0
     while held and freed < FREE_BYTES:
         freed += held.pop().size
@@ -143,7 +143,7 @@ def little_memory() -> Iterator[int]:
 
 
 def _largest_size(halvings: int) -> int:
-    """The largest power of two of bytes that are free, halved so many times."""
+    """Returns the largest power of two of free bytes, halved `halvings` times."""
     stats = jax.local_devices()[0].memory_stats()
     if not stats:  # a CPU has none
         return LEAST_BYTES
@@ -152,7 +152,7 @@ def _largest_size(halvings: int) -> int:
 
 
 def memory(programs: Sequence[Program]) -> Counts:
-    """Runs with little memory left, and again with enough; no result may be wrong."""
+    """Runs products with little memory left, and again with enough. No result may be wrong."""
     done, refused = 0, 0
     with little_memory() as taken:
         for program, index in all_runs(programs, ALL_RUNS):
@@ -168,7 +168,7 @@ def memory(programs: Sequence[Program]) -> Counts:
 
 
 def company(programs: Sequence[Program]) -> Counts:
-    """While another process multiplies matrices on the same device."""
+    """Runs products while another process multiplies matrices on the same device."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -191,7 +191,7 @@ def company(programs: Sequence[Program]) -> Counts:
 
 
 def collectives(programs: Sequence[Program]) -> Counts:
-    """Sums over all devices beside our kernels, in one program that depends on neither."""
+    """Runs a trial and sums over all devices in one program. Neither needs the other's results."""
     devices = jax.devices()
     if len(devices) < 2:
         return {"devices": len(devices), "products": 0}

@@ -1,4 +1,4 @@
-"""The stress test's own logic, with the reference and without a GPU."""
+"""Tests of the stress test itself, with the reference and without a GPU."""
 
 import dataclasses
 import json
@@ -173,7 +173,7 @@ sys.exit(86 if errors else 0)
 
 @pytest.mark.parametrize("errors", [0, 2, -1])
 def test_only_the_handlers_run_under_a_sanitizer(errors, tmp_path, monkeypatch, capsys):
-    """A program in its place says what it was given; -1 is one that has no summary."""
+    """A script in the sanitizer's place records its arguments. For -1 it writes no summary."""
     program = tmp_path / "compute-sanitizer"
     program.write_text(SANITIZER)
     program.chmod(0o755)
@@ -212,7 +212,7 @@ def test_without_a_sanitizer_nothing_is_said_to_be_clean(monkeypatch):
 @pytest.mark.usefixtures("extension")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_calls_are_the_same_however_many_threads_compile(threads, monkeypatch):
-    """With one thread, no program is compiled while another thread does anything."""
+    """With one thread, the main thread compiles, so nothing else runs at the same time."""
     busy = []
 
     def compiled(call):

@@ -1,7 +1,7 @@
-"""Random products of all operations: compiled once, run with many group sizes, judged in float64.
+"""Draws random products of all operations, which are compiled once and run with many sizes.
 
-A trial is one program. Its operands stay the same, what it is given besides (group sizes, offsets,
-scales, experts) is drawn anew for each run, so that few programs make many products.
+A trial is one program. Its operands stay the same. Its other arguments (group sizes, offsets,
+scales, experts) are drawn anew for each run, so that few programs make many products.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.stress.fp8_trials import fp8_training, scaled, scaled_gradient
 from tests.stress.list_trials import list_of_products, symmetric_update
 from tests.stress.ragged_trials import accumulate, expert_mlp, gradient, moved_rows, ragged
 
-# How many of each come in a row of trials.
+# The number of trials of each family, in a sequence of trials that repeats.
 FAMILIES_OF_TRIALS = (
     (ragged, 5),
     (gradient, 2),
@@ -30,6 +30,6 @@ IN_TURN = [family for family, count in FAMILIES_OF_TRIALS for _ in range(count)]
 
 
 def trial(seed: int, number: int, implementation: str, most: int) -> tuple[str, Trial]:
-    """Trial `number` of a seed and its family's name; sizes are at most `most`, rows twice that."""
+    """Returns the family's name and trial `number`. Sizes are at most `most`, rows twice that."""
     family = IN_TURN[number % len(IN_TURN)]
     return family.__name__, family(np.random.default_rng([seed, number]), implementation, most)

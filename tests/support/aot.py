@@ -126,7 +126,7 @@ class Target:
         key = lowered.as_text(), tuple(sorted(compiler_options.items()))
         if key not in self.programs:
             compiled = lowered.compile(compiler_options=compiler_options or None)
-            # The metadata tells which transformation made an instruction: "transpose(jvp(...))".
+            # Remove metadata, in which names such as "transpose(jvp(...))" look like operations.
             hlo = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
             memory = compiled.memory_analysis()
             sizes = memory.temp_size_in_bytes, memory.peak_memory_in_bytes

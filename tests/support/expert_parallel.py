@@ -18,7 +18,7 @@ from jax_grouped_gemm import moe
 
 TIME_LIMIT = 300  # seconds for all processes together, on a machine that does other things too
 
-T, D, F, E, K = 24, 16, 8, 8, 2  # tokens of all devices
+T, D, F, E, K = 24, 16, 8, 8, 2  # T is the number of tokens on all devices
 
 
 def operands(rng, tokens=T, experts=E, top_k=K, embed=D, hidden=F, bias=None):

@@ -52,7 +52,7 @@ class Family:
 
     @property
     def schedulers(self) -> tuple[str, ...]:
-        """The schedulers that make a difference."""
+        """The schedulers of `grouped_gemm` that differ for this family."""
         return problem.SCHEDULERS[-1:] if self.is_double else problem.SCHEDULERS
 
     @property
@@ -99,7 +99,7 @@ class Family:
 SIXTEEN_BITS = Family(BF16), Family(F16)
 FLOAT32 = Family(F32, "default"), Family(F32, "highest")
 DOUBLE = Family(F64), Family(C64), Family(C128)
-# This has one of the two 16-bit families. Tests name both if these differ.
+# Only one of the two 16-bit families is here. Tests in which the two may differ name both.
 TENSOR_FLOAT = (SIXTEEN_BITS[0], *FLOAT32)
 FAMILIES = (*TENSOR_FLOAT, *DOUBLE)
 
@@ -133,7 +133,7 @@ def each_kernel(*families: Family):
 
 @contextlib.contextmanager
 def use(parameter: Family | Kernel):
-    """Yields a family, with x64 if it needs this, and with only the tile of a `Kernel`."""
+    """Yields the family, in x64 if it is double. For a `Kernel`, plans have only its tile."""
     family = parameter.family if isinstance(parameter, Kernel) else parameter
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(family.is_double):
         if isinstance(parameter, Kernel):
@@ -170,7 +170,7 @@ def run_update(family: Family, update: Update, a, b, c=None, **options):
     return jax.jit(partial(update, **family.options, **options))(a, b, c)
 
 
-# The other triangle has zeros, c's elements, or the mirror image, with or without a c.
+# The triangle that is not computed has zeros, c's elements, or the mirror image without or with c.
 OTHER = pytest.mark.parametrize("other", [None, "c", "mirror", "mirror c"])
 
 

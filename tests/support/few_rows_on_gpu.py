@@ -1,4 +1,4 @@
-"""The forward kernels with biases and any activation, at any tile, against float64."""
+"""Compares the forward kernels with float64, with biases, any activation and any tile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BF16 = jnp.bfloat16
 
 
 def options_of(tile, activation="silu"):
-    with jgg.use_tiles(forward=tile):  # whatever the sizes of groups
+    with jgg.use_tiles(forward=tile):  # for groups of any size
         return Options.of(as_activation(activation), None, "cuda")
 
 
@@ -62,7 +62,7 @@ def check_sum(actual, exact, bias, dtype):
 
 
 def check_random(rng, tile, sizes, m, *, embed, hidden, groups=None, offset=0, dtype=BF16):
-    """Checks both products. Operands that may be missing are missing at random."""
+    """Checks both products of an MLP. Optional operands are missing at random."""
     groups = len(sizes) if groups is None else groups
     owned = owned_rows(sizes, offset, groups, m)
     activation = rng.choice(mlp.ACTIVATIONS)

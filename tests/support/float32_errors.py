@@ -2,7 +2,8 @@
 
 import pytest
 
-# Relative to each product. Operands have 11 bits, or 23 bits without the products of low parts.
+# Relative to each product. "default" rounds operands to 11 bits. "highest" keeps 23 bits, but
+# leaves out the products of two low parts.
 PRODUCT_ERROR = {"default": 2.0**-10, "highest": 2.0**-21}
 
 PRECISIONS = pytest.mark.parametrize("precision", PRODUCT_ERROR)

@@ -36,11 +36,11 @@ class Quantiser:
     recipe: object
 
     def rows(self, x, dtype):
-        """Returns rows x [m, k] of a product of rows."""
+        """Returns rows x [m, k], quantised for a product that keeps the rows."""
         return self._matrix(x, (1, 128), dtype)
 
     def weights(self, w):
-        """Returns matrices w [g, k, n]."""
+        """Returns matrices w [g, k, n], quantised in blocks of 128 x 128."""
         return np.stack([self._matrix(x, (128, 128), self.recipe.forward_dtype) for x in w])
 
     def _matrix(self, x, block, dtype):
@@ -70,7 +70,7 @@ class Quantiser:
 
 
 def padded(hidden: int) -> int:
-    """Returns the columns of gate, with padding, that come before those of up."""
+    """Returns the number of columns of gate with padding, after which those of up begin."""
     return -(-hidden // 128) * 128
 
 

@@ -91,11 +91,11 @@ def cosine_distance(actual, exact) -> float:
 
 
 def check(actual, exact: oracle.Exact, *, tolerance=1e-3) -> None:
-    """Asserts the error against the exact product of the dequantised operands.
+    """Asserts that a result is close to the exact product of the dequantised operands.
 
-    Elements that accumulate nothing must be zero, and NaN must be where it belongs. The bound holds
-    for the whole result and, less tightly, for each group. The rounding of the result is added to
-    it.
+    Elements that accumulate nothing must be zero, and the same elements must be finite in both. The
+    relative error of the whole result may be `tolerance`, and that of each group twice as large.
+    The error of rounding the result is added to both bounds.
     """
     actual = np.asarray(actual)
     assert actual.shape == exact.value.shape, (actual.shape, exact.value.shape)

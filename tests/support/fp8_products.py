@@ -29,7 +29,7 @@ def scales(rng, shape):
 
 
 def lhs_scaling(lhs, lhs_scale):
-    """Returns the name of the scales' layout, for shapes that leave no doubt."""
+    """Returns the name of the layout of `lhs_scale`, if the shapes determine it."""
     m, k = lhs.shape
     if lhs_scale.shape == (m, -(-k // 128)):
         return "1x128"
@@ -82,7 +82,7 @@ def contracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, *
 
 
 def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, *, tile, **options):
-    """Asserts that `noncontracting` is right, and returns what it gave."""
+    """Asserts that the result of `noncontracting` is right, and returns it."""
     options["tile"] = tile
     out = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset, **options)
     if lhs_scale.ndim < 2:

@@ -33,7 +33,7 @@ def one_hot(m: int, groups: int, hot: int) -> np.ndarray:
 def zero_patterns(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
     """Returns a list for each of the 2**groups ways in which groups can be empty.
 
-    The sizes of a list, [groups], sum to at most m, so that most lists leave a tail.
+    The sizes of a list, [groups], sum to at most m, so most lists leave rows without a group.
     """
     pattern = np.array(list(product((0, 1), repeat=groups)), np.int32)
     return pattern * rng.integers(1, m // groups + 1, pattern.shape, dtype=np.int32)
@@ -52,7 +52,7 @@ def hostile(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
 
 
 def typical(rng: np.random.Generator, m: int, groups: int) -> list[np.ndarray]:
-    """Returns a few lists, for tests that repeat for many operands. One list leaves a tail."""
+    """Returns a few lists, for tests with many operands. In one, the last rows have no group."""
     return [
         uniform(m, groups),
         multinomial(rng, m, groups),

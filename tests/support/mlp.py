@@ -68,7 +68,7 @@ STATIC = ("activation", "implementation", "recipe")  # options of `ragged_mlp` t
 
 
 def activated(name: str, gate, up):
-    """Returns the activation of gate, its factor, and the slopes of both, in float64."""
+    """Returns the activation of gate, the factor it is multiplied by, and the slopes of both."""
     gate, up = np.asarray(gate).astype(np.float64), np.asarray(up).astype(np.float64)
     if name in UNCLIPPED:
         value, slope = UNCLIPPED[name](gate)

@@ -260,7 +260,8 @@ def rows_of_tokens(rng, tokens, embed, owned, dtype=BF16):
 def check_rows_of_dy(rng, sizes, *, m=1000, tokens=300, embed=264, hidden=256):
     """Checks both products of dy that read rows in place.
 
-    One product has the same bits as with copied rows, and the other is compared with float64.
+    The product with wo must have the same bits as with copied rows. The weight gradient is compared
+    with float64.
     """
     groups, dtype = len(sizes), BF16
     owned = owned_rows(sizes, 0, groups, m)

@@ -1,4 +1,4 @@
-"""The two ragged matmuls through the public API, with the operands' majors as flags."""
+"""The two ragged matmuls through the public API, with flags for transposed operands."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Op:
     call: Callable
     exact: Callable
     exact_cotangents: Callable
-    shapes: Callable  # (m, k, n, g) -> (lhs, rhs, out), in the majors that are not transposed
+    shapes: Callable  # (m, k, n, g) -> (lhs, rhs, out), for operands that are not transposed
 
     def __repr__(self) -> str:
         return self.call.__name__

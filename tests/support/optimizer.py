@@ -11,9 +11,9 @@ from tests.support import fp8_oracle
 
 HALF_ULP = 2.0**-24  # of float32, relative
 ROUNDINGS = 8
-"""Bound of the error of a float32 result, one for each operation that leads to it.
+"""The most roundings of operations that lead to a float32 result.
 
-The unit is half a unit in the last place of the sum of the magnitudes of its terms.
+Each rounding may have an error of `HALF_ULP` times the sum of the magnitudes of the result's terms.
 """
 
 # [matrices, k, n], with whole blocks, partial blocks, and rows that are not whole vectors.
@@ -21,7 +21,7 @@ SHAPES = [(3, 128, 256), (2, 300, 136), (1, 129, 1000), (2, 64, 13), (1, 257, 1)
 
 
 def scalars(rng, *, applies=1.0, nesterov=False, eps_root=0.0) -> AdamwScalars:
-    """Returns the numbers of a random step of a run."""
+    """Returns the scalars of a random step of AdamW."""
     b1, b2, count = rng.uniform(0.8, 0.95), rng.uniform(0.9, 0.999), int(rng.integers(1, 50))
     rate = 10.0 ** rng.uniform(-4, -1)
     ahead = b1 / (1 - b1 ** (count + 1)) if nesterov else 1 / (1 - b1**count)

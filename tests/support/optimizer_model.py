@@ -14,7 +14,7 @@ RECIPE = jgg.Recipe()
 
 
 def model(rng, leading=(E,), d=D, f=F, dtype=np.float32):
-    """Returns parameters of experts, and others."""
+    """Returns random parameters of a layer of experts, and two other parameters."""
 
     def matrix(*shape):
         return jnp.asarray(rng.standard_normal(shape), dtype)
@@ -41,7 +41,7 @@ def assert_bits(state, masters):
 
 
 def close(got, want, steps=1, rate=1e-2):
-    """Asserts closeness. Each step rounds weights and changes of about `rate` to float32."""
+    """Asserts that trees are close: each step rounds weights and changes of about `rate`."""
 
     def check(a, b):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)

@@ -44,7 +44,7 @@ def put(mesh, arrays, specs):
 
 
 def collectives(compiled) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns collectives by name and result shape. A combined one appears once for each result."""
+    """Returns collectives by name and result shape. Combined ones appear for each result."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     found = re.findall(rf"= (\(.*?\)|\S+) ({kinds})(?:-start)?\(", compiled.as_text())
     shapes = (
@@ -52,7 +52,7 @@ def collectives(compiled) -> list[tuple[str, tuple[int, ...]]]:
         for results, kind in found
         for shape in re.findall(r"\w+\[([\d,]*)\]", results)
     )
-    # A scalar, such as a loss, costs nothing.
+    # Leave out scalars, such as a loss, because they cost nothing.
     return sorted(x for x in shapes if x[1])
 
 

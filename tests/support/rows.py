@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of tokens and choices [T, k], of which some have one of m rows.
+    """Pairs [T, k] of tokens and choices, and m rows. Some pairs have a row.
 
     Attributes:
       row_of_pair: [T, k], out of range if a pair has no row.
@@ -27,7 +27,7 @@ class Pairs:
     def random(cls, rng, tokens, choices, rows=None, *, missing=0.1, counted=False):
         """Returns random pairs.
 
-        `missing` is the share of pairs that have no row although a row would be left.
+        `missing` is the share of pairs that have no row although rows are left.
         """
         pairs = tokens * choices
         rows = pairs if rows is None else rows
@@ -70,7 +70,7 @@ def gather(x, index, valid):
 
 
 def combine(rows, pairs: Pairs, weights=None):
-    """Returns the sum over the choices of each token, in float64."""
+    """Returns the sum of the rows of each token, in float64."""
     out = np.zeros((len(pairs.row_of_pair), *rows.shape[1:]))
     for token, choice in np.argwhere(pairs.has_row()):
         row = np.asarray(rows[pairs.row_of_pair[token, choice]], np.float64)
@@ -79,13 +79,13 @@ def combine(rows, pairs: Pairs, weights=None):
 
 
 def combine_magnitude(rows, pairs: Pairs, weights=None):
-    """Combines magnitudes, to which errors are relative."""
+    """Returns the sum of the magnitudes of each token's rows, to which errors are relative."""
     weights = None if weights is None else np.abs(weights)
     return combine(np.abs(np.asarray(rows, np.float64)), pairs, weights)
 
 
 def check_sorted(expert_order, experts, num_experts):
-    """Asserts that all three results are those of a stable sort."""
+    """Asserts that order, inverse and group sizes are those of a stable sort by expert."""
     experts = np.asarray(experts).reshape(-1)
     here = (experts >= 0) & (experts < num_experts)
     order = np.argsort(np.where(here, experts, num_experts), kind="stable")

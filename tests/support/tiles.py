@@ -1,4 +1,4 @@
-"""Tiles that no extension has, for tests of how plans choose tiles."""
+"""Tiles that are not compiled, for tests of how plans choose tiles."""
 
 from __future__ import annotations
 

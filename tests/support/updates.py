@@ -65,7 +65,7 @@ def triangle(n: int, uplo: str) -> np.ndarray:
 
 
 def full(update: Update, inside: np.ndarray, outside, uplo: str, symmetrize: bool) -> np.ndarray:
-    """Returns the computed triangle of `inside`. The other is its mirror image or `outside`."""
+    """Returns `inside` in its computed triangle, and the mirror image or `outside` in the other."""
     if symmetrize:
         outside = update.flip(inside)
     return np.where(triangle(inside.shape[-1], uplo), inside, outside)

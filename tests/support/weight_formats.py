@@ -1,4 +1,4 @@
-"""Values of quantised weights in NumPy, from the definitions, and the places of their bits."""
+"""Decodes quantised weights in NumPy by the formats' definitions, also from packed records."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def channels(codes, scales) -> np.ndarray:
 
 
 def threads():
-    """Yields the elements that each thread of a record holds.
+    """Yields (thread, step, pair, half, column, row) for each of the 64 x 64 weights of a record.
 
-    Yields (thread, step, pair, in_pair, column, row): the element at `row` and `column` of 64 x 64
-    is in the low (0) or high (1) half of the register of that pair.
+    A step is 16 elements of k, for which a thread holds four pairs of codes; see quantized/pack.py.
+    A pair fills one register: the weight at `row` and `column` is in its low (0) or high (1) half.
     """
     for thread in range(128):
         w, lane = divmod(thread, 32)
