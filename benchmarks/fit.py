@@ -166,7 +166,7 @@ def is_recipe(pair: Pair) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A pair, the terms of both times, and whether XLA's copies are small enough."""
+    """A pair, the terms that predict its two times, and whether XLA's copies are small enough."""
 
     pair: Pair
     kind: str

@@ -1,10 +1,11 @@
 """Paces the float32 additions of the FP8 kernels, which run between products.
 
 An FP8 kernel adds the products of each step to float32 sums while another warpgroup has the tensor
-cores. Both read registers, and the tensor cores wait while additions issue without a break. ptxas
-has every other addition yield to another warp, so that the next addition reads its scale again.
-Here every addition leaves its scale in the reuse cache, and now and then an addition stalls for one
-cycle more instead. PTX cannot ask for this. docs/notes/fp8.md has the gain.
+cores. Additions and tensor cores both read registers, and the tensor cores wait while additions
+issue without a break. ptxas makes every other addition yield to another warp, so that the next
+addition reads its scale again. This module instead makes every addition leave its scale in the
+reuse cache, and now and then an addition stall for one more cycle. PTX cannot ask for this.
+docs/notes/fp8.md has the gain.
 
 DeepGEMM (github.com/deepseek-ai/DeepGEMM) was the first to change how such additions are scheduled
 in compiled code. Results stay the same, bit for bit: nothing is reordered, no stall gets shorter

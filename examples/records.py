@@ -52,7 +52,7 @@ def speeds() -> str:
 
 
 def losses() -> Figure:
-    """Returns a picture of the losses of runs of the whole preset that train their routers."""
+    """Returns a picture of the losses of runs with all layers of the preset and trained routers."""
     from benchmarks.pictures import PALETTE, WIDTH, plt
 
     figure, axes = plt.subplots(figsize=(WIDTH, 4), layout="constrained")

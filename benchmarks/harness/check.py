@@ -56,7 +56,7 @@ def reference(
 @functools.partial(
     jax.jit,
     static_argnums=0,
-    # Do not autotune, because it takes seconds for each problem.
+    # Do not autotune, because autotuning takes seconds for each problem.
     compiler_options={"xla_gpu_autotune_level": 0},
 )
 def _reference(problem, *operands):

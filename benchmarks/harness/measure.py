@@ -201,8 +201,8 @@ def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dic
     """Returns medians over the rounds of (a peer's time / our time). Above one, we are faster.
 
     `byte_floor` is the time of a copy, scaled to `traffic`, the bytes that must move. `write_floor`
-    is the time of `memset`, scaled to `written`, the bytes of the result. `floor` is the largest in
-    each round of these times and the dense product's. Only noise makes these ratios exceed one.
+    is the time of `memset`, scaled to `written`, the bytes of the result. `floor` is the largest of
+    these two times and the dense product's, in each round. These ratios exceed one only by noise.
     """
     ours = results.get(Role.OURS.value)
     if ours is None or not ours.samples:

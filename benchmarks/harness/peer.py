@@ -119,7 +119,7 @@ class EnqueuedCall(Call):
 
 
 class InPlaceCall(Call):
-    """A function each of whose calls overwrites the state that the previous call returned."""
+    """A function of a state. Each call overwrites the state that the previous call returned."""
 
     def __init__(self, function: Callable[..., Any], state: Any, *operands: Any):
         super().__init__(jax.jit(function, donate_argnums=0))

@@ -262,7 +262,7 @@ RECORDERS: dict[str, Callable[[], Recorder]] = {"cupti": CuptiRecorder, "clock":
 
 
 def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
-    """Returns the first named recorder that measures `probe`, and why others before it do not."""
+    """Returns the first named recorder that measures `probe`, and why earlier ones do not."""
     reasons = []
     for name in names:
         try:

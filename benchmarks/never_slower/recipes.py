@@ -1,4 +1,4 @@
-"""Cases of recipes and bf16, for layers and matmuls that quantise their weights in each call.
+"""Compares recipes with bf16, in layers and matmuls that quantise their weights in each call.
 
 If the plan of a recipe chooses bf16, the program is the same as without a recipe.
 """

@@ -36,7 +36,7 @@ def _succeed(status: int, what: str) -> None:
 
 
 class CublasSymmetric(Peer):
-    """A call for each matrix, for `benchmarks.rank_k`, whose problem is an `Update`."""
+    """A peer of `benchmarks.rank_k` that calls cuBLAS once for each matrix."""
 
     name = "cublas_loop"
     role = Role.LOOP

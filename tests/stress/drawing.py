@@ -18,7 +18,7 @@ class Trial:
     """One program and how its results are judged.
 
     Attributes:
-      name: what it computes, for the record of a failure.
+      name: describes the trial in the record of a failure.
       function: takes the operands and the arguments that are drawn for a run.
       operands: arrays that are the same in every run.
       draw: returns the other arguments of a run, drawn from a generator.

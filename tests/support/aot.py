@@ -108,7 +108,7 @@ class Target:
             platform="cuda", target_config=config, topology=f"1x1x{devices}"
         )
         self.mesh = Mesh(np.array(topology.devices), ("x",))
-        # Programs by what is compiled, because several tests look at the same program.
+        # Keep programs by what is compiled, because several tests look at the same program.
         self.programs: dict[tuple, Program] = {}
 
     def compile(self, function, *arguments, specs=None, donated=(), **compiler_options) -> Program:

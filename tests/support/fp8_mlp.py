@@ -75,7 +75,7 @@ def padded(hidden: int) -> int:
 
 
 def joined(gate, up):
-    """Joins gate and up along the last axis, as they are quantised together."""
+    """Joins gate and up along the last axis, because they are quantised together."""
     growth = [(0, 0)] * (gate.ndim - 1) + [(0, padded(gate.shape[-1]) - gate.shape[-1])]
     return np.concatenate([np.pad(x, growth) for x in (gate, up)], axis=-1)
 
@@ -83,7 +83,7 @@ def joined(gate, up):
 def layer(case: mlp.Case, recipe, activation: str, dy):
     """Returns y and the gradients of x, wi_0, wi_1, wo and weights, for the gradient dy [m, D].
 
-    Intermediate results are float32, as they are for float32 operands. The gradient of a token is
+    Intermediate results are float32, as in a layer of float32 operands. The gradient of a token is
     the sum of the gradients of its rows.
     """
     quantiser = Quantiser(recipe)

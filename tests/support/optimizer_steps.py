@@ -50,7 +50,7 @@ def check_adamw(
 def check_apply(
     rng, shape, fp8, kind=F32, *, power_of_two=False, parts=1, copy=None, implementation=None
 ):
-    """Checks master + update of each of `parts` matrices, which is rounded once."""
+    """Checks the sum of master and update, rounded once, for each of `parts` matrices."""
     weights = oracle.weights(rng, shape, fp8, parts, copy)
     forms = weights[0].forms
     found = []

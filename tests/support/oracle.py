@@ -116,9 +116,9 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
 
     Element by element, the error may be one rounding to the result's dtype plus the worst case of
     an accumulation that truncates each partial sum, as tensor cores do. An element that accumulates
-    nothing must be zero, and one that is infinite or NaN must be so exactly. Each group as a whole
-    has the bound that rounding errors have on average. This bound is several times tighter, and
-    detects an accumulation in too narrow a type.
+    nothing must be zero, and an element must be infinite or NaN exactly if the exact one is. The
+    error of each group as a whole may be as large as rounding errors are on average. This bound is
+    several times tighter, and detects an accumulation in too narrow a type.
     """
     actual = np.asarray(actual)
     unit, accumulator_unit = _unit_roundoff(actual.dtype), _unit_roundoff(accumulator)

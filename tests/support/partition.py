@@ -63,8 +63,8 @@ def integers(rng, *shape):
 def with_gradients(function, operands, shardings=None):
     """Returns a function that returns results, and gradients of the first `operands` arguments.
 
-    Cotangents are small integers, so that sums are exact. With `shardings`, gradients are split as
-    operands are, like those in the steps of an optimiser.
+    Cotangents are small integers, so that sums are exact. With `shardings`, gradients are split
+    like the operands, as in the steps of an optimiser.
     """
 
     def both(*arguments):
