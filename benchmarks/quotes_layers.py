@@ -205,7 +205,7 @@ def data_parallel() -> str:
     names = {
         "training": "training step of the demo's model, preset",
         "muon": "`optim.muon`, split along the stack,",
-        "split": "`optim.orthogonalize`, split inside,",
+        "split": "`optim.orthogonalize` of matrices that are split,",
     }
     rows = []
     for found in cases("data_parallel").values():

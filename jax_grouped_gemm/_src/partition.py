@@ -362,6 +362,14 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     ]
 
 
+def groups_split_like(x: jax.Array, like: Any) -> jax.Array:
+    """Returns `x`, whose leading axis is split over explicit mesh axes like that of `like`."""
+    sharding = jax.typeof(jax.tree.leaves(like)[0]).sharding
+    spec = PartitionSpec(sharding.spec[0], *(None,) * (x.ndim - 1))
+    aval = jax.typeof(x)
+    return as_type(x, aval.update(sharding=NamedSharding(sharding.mesh, spec)))
+
+
 def as_type(x: Any, aval: Any) -> Any:
     """Returns the tangent or cotangent `x`, split over explicit mesh axes like its primal value."""
     if not isinstance(x, jax.Array) or not (is_split_explicitly([aval, jax.typeof(x)])):

@@ -55,7 +55,7 @@ def test_bits(block_shape, dtype, source, power_of_two, rng):
 
 
 @FP8
-def test_rounding_of_every_float16(dtype):
+def test_rounding_of_every_bfloat16(dtype):
     """Quantises every bfloat16 in the format's range. Each row has the limit, so scales are 1."""
     limit = float(ml_dtypes.finfo(dtype).max)
     x = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)

@@ -295,16 +295,45 @@ def test_fp8_product(rng):
         assert collectives(compiled) == [(SUM, (G, k, n))], kind
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("specs", [[P(), P("d")], [P(), P(None, None, "d")]], ids=str)
-def test_fp8_product_of_split_weights(specs, rng):
-    """Weights may be split by groups or columns over auto axes; explicit axes raise errors."""
+def test_fp8_product_of_split_weights(specs, kind, rng):
+    """Weights may be split by groups, and over auto axes by columns too."""
     shapes = [(2 * M, 128), (G, 128, 1024)]
     arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
     sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
-    function = with_gradients(functools.partial(jgg.fp8_ragged_dot, group_sizes=sizes), 2)
-    want = jax.jit(function)(*arguments)
-    split = put(mesh_of(EIGHT), arguments, specs)
-    assert_same(jax.jit(function)(*split), want, 0.02)
+    function = jax.jit(with_gradients(functools.partial(jgg.fp8_ragged_dot, group_sizes=sizes), 2))
+    mesh = mesh_of(EIGHT, kind)
+    with entered(mesh):
+        split = put(mesh, arguments, specs)
+        if kind == EXPLICIT and specs[1] != P("d"):
+            with pytest.raises(NotImplementedError, match="reshard"):
+                function(*split)
+            return
+        got = function(*split)
+    assert_same(got, function(*arguments), 0.02)
+    if kind == EXPLICIT:
+        assert got[1][1].sharding.spec[0] == "d"
+
+
+@pytest.mark.parametrize("wgrad", ["fp8", "bf16"])
+def test_fp8_layer_of_split_experts(wgrad, rng):
+    """Gradients of experts that are split over explicit axes are split in the same way."""
+    shapes = [(2 * M, 128), (G, 128, 256), (G, 128, 256), (G, 256, 128)]
+    shapes += [(G, 256), (G, 256), (G, 128)]
+    arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+    sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
+
+    def layer(x, wi_0, wi_1, wo, *biases):
+        recipe = jgg.Recipe(wgrad=wgrad)
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, biases=biases, recipe=recipe)
+
+    function = jax.jit(with_gradients(layer, 7))
+    mesh = mesh_of(EIGHT, EXPLICIT)
+    with entered(mesh):
+        got = function(*put(mesh, arguments, [P(), *[P("d")] * 6]))
+    assert_same(got, function(*arguments), 0.02)
+    assert [gradient.sharding.spec[0] for gradient in got[1][1:]] == ["d"] * 6
 
 
 def test_vmap_of_rows_over_auto_axes(rng):

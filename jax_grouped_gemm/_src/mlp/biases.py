@@ -7,9 +7,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.meshes import placed
 from jax_grouped_gemm._src.mlp.operands import Groups
 from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
@@ -42,7 +44,8 @@ def bias_rows(
     rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
     owns = (starts[None] <= rows) & (rows < ends[None])
     local = jnp.argmax(owns, axis=1)
-    return jnp.where(owns.any(axis=1)[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
+    whole = placed(bias, jax.typeof(bias).sharding.mesh, PartitionSpec())
+    return jnp.where(owns.any(axis=1)[:, None], jnp.take(whole, local, axis=0, mode="clip"), 0)
 
 
 @bias_rows.defjvp

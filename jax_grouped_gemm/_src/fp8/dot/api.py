@@ -33,7 +33,7 @@ from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeigh
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.note.primitive import noted
 from jax_grouped_gemm._src.over_tokens import over_tokens
-from jax_grouped_gemm._src.partition import Split
+from jax_grouped_gemm._src.partition import Split, groups_split_like
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
@@ -259,6 +259,8 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
             num_rows=ct.shape[0],
             num_groups=num_groups,
         )
+    # Each device contracts all groups of its rows.
+    d_rhs = groups_split_like(d_rhs, kept.rhs)
     return d_lhs, d_rhs, None, None, None
 
 

@@ -40,6 +40,7 @@ from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, Mlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.note.primitive import noted
+from jax_grouped_gemm._src.partition import groups_split_like
 from jax_grouped_gemm._src.tile_choices import current_tiles
 
 _NAME = "an MLP with a recipe"
@@ -223,7 +224,7 @@ def _mlp_backward(layer: Layer, kept, dy):
         dy_rows = layer.tokens_for_wgrad(dy, given, gradient_dtype, copied=layer.combines)
         hidden = layer.rows_for_wgrad(gradients.hidden, given, forward_dtype)
         (dwo,) = layer.weights_gradients(hidden, [dy_rows], [dtypes.wo], given, num_rows)
-        return dataclasses.replace(found, wo=dwo)
+        return dataclasses.replace(found, wo=groups_split_like(dwo, wo))
 
     def wi_gradients(found, x, gradients):
         x_rows = layer.tokens_for_wgrad(x, given, forward_dtype, copied=True)
@@ -233,7 +234,8 @@ def _mlp_backward(layer: Layer, kept, dy):
             if gradient is not None
         ]
         every = [dtypes.wi_0, dtypes.wi_1][: len(of_matrices)]
-        wi_0, *wi_1 = layer.weights_gradients(x_rows, of_matrices, every, given, num_rows)
+        of_wi = layer.weights_gradients(x_rows, of_matrices, every, given, num_rows)
+        wi_0, *wi_1 = (groups_split_like(of_matrix, wi) for of_matrix in of_wi)
         return dataclasses.replace(found, wi_0=wi_0, wi_1=wi_1[0] if wi_1 else None)
 
     # Keep one [m, D] array at a time: make each after the last reader of the previous one.
