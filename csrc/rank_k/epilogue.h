@@ -14,6 +14,7 @@
 #include "scheduler/warp.h"
 #include "sm90/config.h"
 #include "sm90/epilogue/scale_and_add.h"
+#include "sm90/epilogue/subtile.h"
 #include "sm90/fixup/exchange.h"
 
 namespace jgg::sm90 {
@@ -43,7 +44,7 @@ class TriangularEpilogue {
 
   // Prefetches the scales that take() will read, while the tile is still being multiplied.
   __device__ void prefetch(WorkTile const& work) const {
-    if (!issues()) return;
+    if (!issues_stores()) return;
     auto const& descriptors = params_.descriptors[work.group];
     asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.alpha.at(work.batch)));
     asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.beta.at(work.batch)));
@@ -60,7 +61,7 @@ class TriangularEpilogue {
     place_ = (work.m / kBlock + consumer_) << 16 | work.n / kBlock;
     if constexpr (Problem::kHalvesNarrow && count_of(Accumulators{}) == Config::kCluster) {
       if (work.partials > 0) {
-        if (issues()) cute::tma_store_wait<0>();
+        if (issues_stores()) cute::tma_store_wait<0>();
         sync_consumer(consumer_);
         int const rank = work.first_step > 0 ? 1 : 0;
         auto sums = exchange_halves(shared_, consumer_, rank, exchanges_++ % 2, accumulators);
@@ -104,11 +105,10 @@ class TriangularEpilogue {
 
   // Waits for all copies out of shared memory, which must outlive them.
   __device__ void wait() const {
-    if (issues()) cute::tma_store_wait<0>();
+    if (issues_stores()) cute::tma_store_wait<0>();
   }
 
  private:
-  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
   // Returns `value`, but keeps the compiler from holding it, or anything that follows from it, in a
   // register from tile to tile.
   __device__ static int recomputed(int value) {
@@ -220,14 +220,14 @@ class TriangularEpilogue {
 
   // Waits for the copy out of this slot, which was last used kSlots blocks ago.
   __device__ void acquire_slot() const {
-    if (issues()) cute::tma_store_wait<kSlots - 1>();
+    if (issues_stores()) cute::tma_store_wait<kSlots - 1>();
     sync_consumer(consumer_);
   }
 
   __device__ void store_slot(int row, int column) {
     fence_async_proxy();
     sync_consumer(consumer_);
-    if (issues()) {
+    if (issues_stores()) {
 #pragma unroll
       for (int subtile = 0; subtile < kSubtilesPerBlock; ++subtile) {
         cute::SM90_TMA_STORE_3D::copy(&params_.descriptors[stack_].out,
