@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ def test_gpt_oss_bytes():
     np.testing.assert_array_equal(gate[:8], [0.5, 1, 1.5, 2, 3, 4, 6, -6])
     np.testing.assert_array_equal(up[:4], [-0.5 * 8, -1 * 8, -2 * 8, 0])
     assert not gate[8:].any() and not up[4:].any()
-    assert float(layer.biases[0][0, 0]) == 5 and float(layer.biases[1][0, 0]) == 6
+    assert [np.asarray(bias)[0, 0] for bias in layer.biases[:2]] == [5, 6]
     assert layer.gate.shape == (32, 1) and layer.wo.shape == (1, 32, 32)
 
 
@@ -112,6 +113,7 @@ def numpy_mlp(tensors, x, top_k, prefix="model.layers.3.mlp."):
     return out
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def our_mlp(layer, x, top_k):
     logits = x @ layer.gate.astype(np.float32) + layer.gate_bias.astype(np.float32)
     routing = moe.route(logits, top_k)
@@ -254,15 +256,15 @@ def test_a_layer_with_a_recipe_multiplies_fp8_blocks_as_they_are(rng):
         return weight, rng.uniform(0.5, 2, (experts, n // 128, k // 128)).astype(np.float32)
 
     stored = [matrix(embed, hidden), matrix(embed, hidden), matrix(hidden, embed)]
-    x = jnp.asarray(rng.standard_normal((tokens, embed)), jnp.bfloat16)
-    routing = moe.route(jnp.asarray(rng.standard_normal((tokens, experts))), top_k=2)
+    x = jnp.asarray(rng.standard_normal((tokens, embed)).astype(jnp.bfloat16))
+    logits = rng.standard_normal((tokens, experts)).astype(np.float32)
 
     def layer(layout, **options):
         weights = [jgg.checkpoints.fp8(*each, layout=layout) for each in stored]
-        return moe.dropless_mlp(x, routing, *weights, **options)
+        return moe.dropless_mlp(x, moe.route(logits, top_k=2), *weights, **options)
 
     recipe = jgg.Recipe()
-    found, expected = layer("rows", recipe=recipe), layer("packed")
+    found, expected = jax.jit(lambda: (layer("rows", recipe=recipe), layer("packed")))()
     error = np.linalg.norm(np.float32(found) - np.float32(expected))
     assert error < 0.06 * np.linalg.norm(np.float32(expected))
     plans = str(jgg.explain(lambda: layer("rows", recipe=recipe)))
@@ -354,17 +356,14 @@ def test_qwix_by_its_fields(rng, dtype, scale_shape):
         scale = rng.uniform(0.5, 2, scale_shape).astype(np.float32)
     if dtype == jnp.int4:
         scale = scale.astype(BF16).astype(np.float32)
-    values = jnp.asarray(rng.integers(-128, 128, shape)).astype(jnp.int8)
-    if dtype != jnp.int8:
-        values = jnp.asarray(rng.uniform(-6, 6, shape).round()).astype(dtype)
+    integers = dtype == jnp.int8
+    values = rng.integers(-128, 128, shape) if integers else rng.uniform(-6, 6, shape).round()
+    values = values.astype(dtype)
     for zeros in (None, rng.integers(-8, 8, scale_shape)) if dtype == jnp.int4 else (None,):
-        zero = None if zeros is None else jnp.asarray(zeros).astype(dtype)
-        q = jgg.checkpoints.qwix(
-            QArray(values, jnp.asarray(scale), zero, "mxfp4" if is_e2m1 else dtype)
-        )
-        exact = np.asarray(values.astype(jnp.float32)) - of_tiles(
-            np.zeros(scale_shape) if zeros is None else zeros, shape
-        )
+        zero = None if zeros is None else jnp.asarray(zeros.astype(dtype))
+        array = jnp.asarray(values), jnp.asarray(scale), zero
+        q = jgg.checkpoints.qwix(QArray(*array, "mxfp4" if is_e2m1 else dtype))
+        exact = values.astype(np.float32) - (0 if zeros is None else of_tiles(zeros, shape))
         np.testing.assert_array_equal(
             jgg.dequantize(q, np.float32), (exact * of_tiles(scale, shape)).astype(np.float32)
         )

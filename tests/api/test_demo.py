@@ -48,7 +48,7 @@ def trained():
 
 @pytest.fixture
 def trained_once(trained, monkeypatch):
-    """Trains once for equal presets and options, in tests that do not check the training itself."""
+    """Trains once for equal presets and options, in tests that change nothing in the training."""
     from jax_grouped_gemm.demo import train as training
 
     train = training.train
@@ -104,7 +104,7 @@ class TestCorpus:
 
 
 class TestMain:
-    def test_trains(self, tiny, capsys, tmp_path):
+    def test_trains(self, tiny, trained_once, capsys, tmp_path):
         main(["--steps", "25", "--output", str(tmp_path)])
         out = capsys.readouterr().out
         for expected in ("no GPU in this test", "tokens/s", "without kernels", "held-out loss"):
@@ -114,7 +114,9 @@ class TestMain:
         assert run["after"]["train"] < run["before"]["train"] - 0.5
         assert run["after"]["held_out"] < run["before"]["held_out"] - 0.5
 
-    def test_compare_trains_the_same_model_with_each_implementation(self, tiny, capsys, tmp_path):
+    def test_compare_trains_the_same_model_with_each_implementation(
+        self, tiny, trained_once, capsys, tmp_path
+    ):
         main(["--compare", "--seed", "7", "--output", str(tmp_path)])
         reference, stock = json.loads((tmp_path / "runs.json").read_text())
         assert (reference["implementation"], stock["implementation"]) == ("xla", "jax")
@@ -123,8 +125,7 @@ class TestMain:
         table = capsys.readouterr().out.partition("Comparison\n")[2]
         assert "reference in pure JAX" in table and "jax.lax.ragged_dot" in table
 
-    @pytest.mark.parametrize("asked", ["48855261184 bytes.", "45.5GiB."])
-    @pytest.mark.parametrize("at", ["compile", "run"])
+    @pytest.mark.parametrize("at, asked", [("compile", "48855261184 bytes."), ("run", "45.5GiB.")])
     def test_stock_out_of_memory_is_a_row(self, at, asked, tiny, monkeypatch, capsys, tmp_path):
         """If stock JAX runs out of memory, a row says so, and the next run can use its memory."""
         from jax_grouped_gemm.demo import train as training
@@ -192,7 +193,7 @@ class TestMain:
         with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
             main(["--compare"])
 
-    def test_recipes_train_the_same_model(self, tiny, capsys, tmp_path):
+    def test_recipes_train_the_same_model(self, tiny, trained_once, capsys, tmp_path):
         main(["--recipe", "bf16", "fp8", "bf16", "--steps", "25", "--output", str(tmp_path)])
         plain, fp8 = json.loads((tmp_path / "runs.json").read_text())
         assert (plain["implementation"], fp8["implementation"]) == ("auto bf16", "auto fp8")
@@ -231,7 +232,7 @@ class TestMain:
     def test_compare_honours_its_options(
         self, options, expected, tiny, trained_once, capsys, tmp_path
     ):
-        main(["--compare", *options, "--steps=3", "--output", str(tmp_path)])
+        main(["--compare", *options, "--steps=4", "--seed=7", "--output", str(tmp_path)])
         runs = json.loads((tmp_path / "runs.json").read_text())
         assert [run["implementation"] for run in runs] == expected
         header, *rows = capsys.readouterr().out.partition("Comparison\n")[2].splitlines()
@@ -240,8 +241,8 @@ class TestMain:
         (stock,) = (row for name, row in ratios.items() if name.startswith("jax"))
         assert " 1.00 " in stock
 
-    def test_bf16_is_bfloat16(self, tiny, tmp_path):
-        main(["--recipe", "preset", "bf16", "--steps=2", "--output", str(tmp_path)])
+    def test_bf16_is_bfloat16(self, tiny, trained_once, tmp_path):
+        main(["--recipe", "preset", "bf16", "--steps=25", "--output", str(tmp_path)])
         float32, half = json.loads((tmp_path / "runs.json").read_text())
         assert (float32["implementation"], half["implementation"]) == ("auto", "auto bf16")
         assert 0 < abs(float32["curve"][0] - half["curve"][0]) < 0.1
@@ -254,9 +255,9 @@ class TestMain:
         assert f"--output {tmp_path / 'file'}: cannot write there" in captured.err
         assert captured.out == ""
 
-    def test_says_why_there_is_no_picture(self, tiny, monkeypatch, capsys, tmp_path):
+    def test_says_why_there_is_no_picture(self, tiny, trained_once, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        main(["--steps=2", "--output", str(tmp_path)])
+        main(["--steps=25", "--output", str(tmp_path)])
         assert "needs Matplotlib" in capsys.readouterr().out
         assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
 
@@ -274,7 +275,7 @@ class TestMain:
         monkeypatch.setattr("jax_grouped_gemm.demo.train.batches", batches)
         before = signal.getsignal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            main(["--recipe", "preset", "fp8", "bf16", "--output", str(tmp_path)])
+            main(["--recipe", "preset", "bf16", "fp8", "--output", str(tmp_path)])
         assert signal.getsignal(signal.SIGINT) is before
         whole, cut = json.loads((tmp_path / "runs.json").read_text())
         assert len(whole["curve"]) == TINY.steps and not whole["interrupted"]
@@ -295,7 +296,7 @@ class TestMain:
         make = training.make_evaluation
         monkeypatch.setattr(training, "make_evaluation", make_evaluation)
         with pytest.raises(KeyboardInterrupt):
-            main(["--recipe", "preset", "fp8", "--steps=3", "--output", str(tmp_path)])
+            main(["--recipe", "preset", "bf16", "--steps=3", "--output", str(tmp_path)])
         (run,) = json.loads((tmp_path / "runs.json").read_text())
         assert len(run["curve"]) == 3
 
@@ -336,17 +337,17 @@ def test_presets_fit_their_heads():
 
 
 class TestDevices:
-    def test_trains_as_one_device_does(self, tiny, capsys, tmp_path):
+    def test_trains_as_one_device_does(self, tiny, trained_once, capsys, tmp_path):
         """Training has the losses of one device if four devices divide experts and tokens."""
         runs = []
         for devices in ("1", "4"):
-            main(["--steps", "6", "--devices", devices, "--output", str(tmp_path / devices)])
+            main(["--steps", "25", "--devices", devices, "--output", str(tmp_path / devices)])
             runs.append(json.loads((tmp_path / devices / "runs.json").read_text())[0])
         printed = capsys.readouterr().out
         assert "4 divide experts and tokens" in printed
         assert "4 experts on 4 devices" in printed
         one, many = runs
-        np.testing.assert_allclose(many["curve"], one["curve"], rtol=2e-3)
+        np.testing.assert_allclose(many["curve"][:6], one["curve"][:6], rtol=2e-3)
         assert many["devices"] == 4 and many["largest_share"] >= 1
 
     @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`moe.expert_parallel` on global arrays under jit has one device's results, bit for bit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,8 +47,18 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("name", MESHES)
+# Explicit axes of "fsdp and tensor" have what "expert", "fsdp" and "tensor" have.
+EXPLICIT = "data, expert", "tokens along tensor", "fsdp and tensor", "experts along two"
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        *((name, AxisType.Auto) for name in MESHES),
+        *((name, AxisType.Explicit) for name in EXPLICIT),
+    ],
+    ids=str,
+)
 def test_is_the_layer_of_one_device(name, kind, rng):
     axes, options = MESHES[name]
     mesh, given = mesh_of(kind, **axes), operands(rng)
@@ -91,7 +103,8 @@ def test_biases_and_no_gate(rng):
     b0, bo = (jnp.asarray(rng.integers(-2, 3, (E, n)), jnp.float32) for n in (wi_0.shape[2], D))
     options = dict(activation="relu")
     chosen, biases = routing(experts, weights), (b0, None, bo)
-    expected = moe.dropless_mlp(x, chosen, wi_0, None, wo, biases=biases, **options)
+    layer = functools.partial(moe.dropless_mlp, biases=biases, **options)
+    expected = jax.jit(layer)(x, chosen, wi_0, None, wo)
     mesh = mesh_of(fsdp=2, expert=2, tensor=2)
     layer = moe.expert_parallel(
         mesh, expert_axis="expert", tensor_axis="tensor", fsdp_axis="fsdp", **options
@@ -103,21 +116,28 @@ def test_biases_and_no_gate(rng):
     assert stats.overflow == 0 and stats.max_over_mean >= 1
 
 
+@functools.cache
+def mapped_on_one_device(axes):
+    return jax.jit(jax.vmap(ep.one_device(), axes))
+
+
 @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
 @pytest.mark.parametrize("mapped", [0, 3, 5], ids=["x", "wi_0", "wo"])
 def test_vmap_of_one_operand(mapped, strategy, rng):
     """`jax.vmap` may map one operand alone, also if nested as in second derivatives by `jacrev`."""
     given = list(operands(rng))
-    both = jnp.stack([given[mapped], 2 * given[mapped]])
     axes = [0 if i == mapped else None for i in range(len(given))]
-    given[mapped] = both
-    layer = whole(mesh_of(expert=4), strategy=strategy)
-    expected = jax.jit(jax.vmap(ep.one_device(), axes))(*given)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(layer, axes))(*given), expected)
-    given[mapped] = both[None]
-    np.testing.assert_array_equal(
-        jax.jit(jax.vmap(jax.vmap(layer, axes), axes))(*given)[0], expected
-    )
+    given[mapped] = np.stack([given[mapped], 2 * given[mapped]])
+    layer = jax.vmap(whole(mesh_of(expert=4), strategy=strategy), axes)
+
+    @jax.jit
+    def run(*given):
+        nested = [a[None] if i == mapped else a for i, a in enumerate(given)]
+        return layer(*given), jax.vmap(layer, axes)(*nested)[0]
+
+    expected = mapped_on_one_device(tuple(axes))(*given)
+    for got in run(*given):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_ranks_are_not_promoted(rng):

@@ -16,8 +16,8 @@ NAMES = "x", "wi_0", "wi_1", "wo"
 
 def operands(rng, dtypes=(F32,) * 4):
     shapes = (T, D), (E, D, F), (E, D, F), (E, F, D)
-    arrays = (jnp.asarray(rng.standard_normal(shape), F32) for shape in shapes)
-    return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
+    arrays = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    return [jnp.asarray(x.astype(dtype)) for x, dtype in zip(arrays, dtypes, strict=True)]
 
 
 def routing(rng, top_k=1):
@@ -41,6 +41,16 @@ def functions(rng, **options):
     return every
 
 
+def result_and_gradients(function):
+    """Returns a function that returns [m, D], and its pullback of the result to all operands."""
+
+    def both(*factors):
+        y, vjp = jax.vjp(function, *factors)
+        return y, *vjp(y)
+
+    return both
+
+
 RECIPES = {"no recipe": {}} | {
     name: dict(recipe=recipe)
     for name, recipe in (("fp8", jgg.Recipe()), ("fp8 gradients", jgg.Recipe(forward="bf16")))
@@ -56,9 +66,25 @@ class TestPromotion:
         dtypes = [wide if i == other else narrow for i in range(4)]
         factors = operands(rng, dtypes)
         for name, function in functions(rng, **options).items():
-            y, vjp = jax.vjp(function, *factors)
+            y, *gradients = jax.eval_shape(result_and_gradients(function), *factors)
             assert y.dtype == F32, name
-            assert [g.dtype for g in vjp(y)] == dtypes, name
+            assert [g.dtype for g in gradients] == dtypes, name
+
+    @EVERY_RECIPE
+    def test_programs_of_mixed_dtypes(self, options, rng):
+        """Programs compile, and all results and gradients are finite."""
+        factors = operands(rng, (BF16, F32, F16, BF16))
+        every = functions(rng, **options)
+
+        @jax.jit
+        def run(*factors):
+            return [result_and_gradients(function)(*factors) for function in every.values()]
+
+        for name, (y, *gradients) in zip(every, run(*factors), strict=True):
+            assert np.isfinite(y).all() and np.any(y), name
+            for g, factor in zip(gradients, factors, strict=True):
+                assert (g.shape, g.dtype) == (factor.shape, factor.dtype), name
+                assert np.isfinite(np.float32(g)).all() and np.float32(g).any(), name
 
     @pytest.mark.parametrize("other", range(3), ids=NAMES[:3])
     def test_hidden(self, other, rng):
@@ -85,7 +111,8 @@ def layers():
             return moe.expert_parallel_mlp(x, routing, *matrices, expert_axis="e", **options)[0]
 
         mesh = jax.make_mesh((1,), ("e",), (jax.sharding.AxisType.Auto,))
-        return jax.shard_map(layer, mesh=mesh, in_specs=P("e"), out_specs=P("e"))(x, routing)
+        split = jax.shard_map(layer, mesh=mesh, in_specs=P("e"), out_specs=P("e"))
+        return jax.jit(split)(x, routing)
 
     return dict(ragged_mlp=of_rows, dropless_mlp=moe.dropless_mlp, expert_parallel_mlp=of_devices)
 
@@ -106,10 +133,11 @@ class TestDtypesThatDoNotFit:
 
     @pytest.mark.parametrize("recipe", [jgg.Recipe(), jgg.Recipe(forward="bf16")])
     def test_64_bits_with_a_recipe(self, name, layer, recipe, rng):
+        chosen = routing(rng)
         with jax.enable_x64(True):
-            x, *matrices, wo = operands(rng)
+            x, *matrices, wo = operands(rng, (F32, F32, F32, F64))
             with pytest.raises(TypeError, match=f"{name}: wo must be bfloat16, .* got float64"):
-                layer(x, routing(rng), *matrices, wo.astype(F64), recipe=recipe)
+                layer(x, chosen, *matrices, wo, recipe=recipe)
 
     @pytest.mark.parametrize("other", range(3))
     def test_complex_biases(self, name, layer, other, rng):
@@ -158,7 +186,9 @@ def test_complex_layers_have_complex_biases_and_weights(rng):
     y = moe.dropless_mlp(
         x + 1j, chosen, wi_0, None, wo, biases=(b0, None, bo), activation=lambda g: g
     )
-    expert = chosen.experts[:, 0]
-    hidden = jnp.einsum("td,tdf->tf", x + 1j, wi_0[expert], precision="highest") + b0[expert]
-    exact = jnp.einsum("tf,tfd->td", hidden, wo[expert], precision="highest") + bo[expert]
-    np.testing.assert_allclose(y, chosen.weights * exact, rtol=1e-4, atol=1e-4)
+    x, wi_0, wo, b0, bo, weights, expert = map(
+        np.asarray, (x, wi_0, wo, b0, bo, chosen.weights, chosen.experts[:, 0])
+    )
+    hidden = np.einsum("td,tdf->tf", np.complex128(x + 1j), wi_0[expert]) + b0[expert]
+    exact = np.einsum("tf,tfd->td", hidden, wo[expert]) + bo[expert]
+    np.testing.assert_allclose(y, weights * exact, rtol=1e-4, atol=1e-4)

@@ -209,21 +209,24 @@ class TestModels:
     def test_some_biases_only(self, missing, rng):
         o = operands(rng)
         biases = [None if i in missing else o[f"b{'01o'[i]}"] for i in range(3)]
-        result = moe.dropless_mlp(
-            o["x"], moe.route(o["logits"], K), o["wi_0"], o["wi_1"], o["wo"], biases=biases
-        )
-        zeroed = o | {f"b{'01o'[i]}": jnp.zeros_like(o[f"b{'01o'[i]}"]) for i in missing}
+        routing = moe.route(o["logits"], K)
+        result = moe.dropless_mlp(o["x"], routing, o["wi_0"], o["wi_1"], o["wo"], biases=biases)
+        zeroed = o | {f"b{'01o'[i]}": np.zeros_like(o[f"b{'01o'[i]}"]) for i in missing}
         np.testing.assert_allclose(result, ours(zeroed), atol=1e-4)
 
     def test_slices_of_the_experts_sum_to_the_layer(self, rng):
         o = operands(rng)
 
-        def part(low, high):
+        def part(o, low, high):
             local = {k: v if k in ("x", "logits") else v[low:high] for k, v in o.items()}
             return ours(local, activation="swiglu_oai", group_offset=jnp.int32(low))
 
-        whole = ours(o, activation="swiglu_oai")
-        np.testing.assert_allclose(part(0, 2) + part(2, E), whole, atol=1e-4)
+        @jax.jit
+        def both(o):
+            return part(o, 0, 2), part(o, 2, E), ours(o, activation="swiglu_oai")
+
+        first, second, whole = map(np.asarray, both(o))
+        np.testing.assert_allclose(first + second, whole, atol=1e-4)
 
     def test_backward_pass_scatters_no_rows(self, rng):
         """Only the router's gradient uses scatter-add; gradients of rows and biases do not."""
@@ -239,6 +242,7 @@ class TestModels:
             o = operands(rng, np.float64, scale=1.0)
             o["logits"] = jnp.argsort(o["logits"], axis=-1) + 0.1 * o["logits"]
 
+            @jax.jit
             def of_biases(b0, b1, bo, x):
                 return ours(o | dict(b0=b0, b1=b1, bo=bo, x=x), activation="swiglu_oai")
 
@@ -249,10 +253,9 @@ class TestModels:
         """Gate and up are sums that are rounded once. Hidden is computed from the rounded sums."""
         o = operands(rng, jnp.bfloat16, scale=1.0)
         routing = moe.route(o["logits"].astype(jnp.float32), 1)
-        wo = jnp.broadcast_to(jnp.eye(F, dtype=jnp.bfloat16), (E, F, F))
-        x = jnp.zeros((T, F), jnp.bfloat16).at[:, :D].set(o["x"])
-        pad = [(0, 0), (0, F - D), (0, 0)]
-        wi_0, wi_1 = (jnp.pad(o[name], pad) for name in ("wi_0", "wi_1"))
+        wo = np.broadcast_to(np.eye(F, dtype=jnp.bfloat16), (E, F, F))
+        x = np.pad(o["x"], [(0, 0), (0, F - D)])
+        wi_0, wi_1 = (np.pad(o[name], [(0, 0), (0, F - D), (0, 0)]) for name in ("wi_0", "wi_1"))
         result = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(o["b0"], o["b1"], None))
         experts = np.asarray(routing.experts)[:, 0]
         rounded = []
@@ -267,8 +270,14 @@ class TestModels:
 
     def test_fp8_with_biases(self, rng):
         o = operands(rng, jnp.bfloat16, scale=1.0)
-        y = ours(o, activation="swiglu_oai", recipe=Recipe())
-        exact = ours({k: v.astype(jnp.float32) for k, v in o.items()}, activation="swiglu_oai")
+
+        @jax.jit
+        def both(o):
+            wide = {k: v.astype(jnp.float32) for k, v in o.items()}
+            layer = partial(ours, activation="swiglu_oai")
+            return layer(o, recipe=Recipe()), layer(wide)
+
+        y, exact = both(o)
         assert y.dtype == jnp.bfloat16
         error = np.linalg.norm(np.asarray(y, np.float32) - exact)
         assert error < 0.08 * np.linalg.norm(exact)

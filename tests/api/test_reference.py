@@ -130,22 +130,28 @@ class TestMemory:
 @BOTH_OPS
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
 def test_elements_of_less_than_a_byte(op, name, rng):
-    """Results equal products in wider dtypes, wrapped if the result has the operands' dtype."""
+    """Results equal exact products, wrapped if the result has the operands' dtype."""
     dtype = getattr(jnp, name)
     is_float = name.startswith("float")
     low, high = (-3, 4) if is_float else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max + 1)
     wide = jnp.float32 if is_float else jnp.int32
     lhs, rhs = (
-        jnp.asarray(rng.integers(low, high, shape)).astype(dtype)
-        for shape in op.shapes(20, K, N, G)[:2]
+        rng.integers(low, high, shape).astype(dtype) for shape in op.shapes(20, K, N, G)[:2]
     )
     sizes = sizes_of.multinomial(rng, 17, G)
-    expected = call(op, lhs.astype(wide), rhs.astype(wide), sizes)
-    out = call(op, lhs, rhs, sizes, preferred_element_type=wide)
+
+    @jax.jit
+    def both(lhs, rhs, sizes):
+        out = call(op, lhs, rhs, sizes, preferred_element_type=wide)
+        narrow = call(op, lhs, rhs, sizes)
+        assert narrow.dtype == dtype
+        return out, narrow.astype(wide)
+
+    out, narrow = both(lhs, rhs, sizes)
+    expected = op.exact(lhs, rhs, sizes).value.astype(wide)
+    assert out.dtype == wide
     np.testing.assert_array_equal(out, expected)
-    narrow = call(op, lhs, rhs, sizes)
-    assert narrow.dtype == dtype
-    np.testing.assert_array_equal(narrow.astype(wide), expected.astype(dtype).astype(wide))
+    np.testing.assert_array_equal(narrow, expected.astype(dtype).astype(wide))
 
 
 class TestForm:

@@ -42,20 +42,20 @@ def squared_gradient(function):
 
 
 class TestReference:
-    @pytest.mark.parametrize("m", [1, 9, 200])
     @pytest.mark.parametrize(
         "function",
         [jgg.ragged_dot, squared_gradient(jgg.ragged_dot), squared_gradient(jgg.fp8_ragged_dot)],
         ids=["forward", "gradient", "fp8_gradient"],
     )
-    def test_rows(self, function, m, rng):
+    def test_rows(self, function, rng):
         program = export_program(jax.jit(function))(*shaped("m, 8; 3, 8, 6"), SIZES)
-        operands = ragged_operands(rng, m)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-            program.call(*operands),
-            jax.jit(function)(*operands),
-        )
+        for m in (1, 9, 200):
+            operands = ragged_operands(rng, m)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+                program.call(*operands),
+                jax.jit(function)(*operands),
+            )
 
     @pytest.mark.parametrize("function", [jgg.ragged_dot, jgg.fp8_ragged_dot])
     @pytest.mark.parametrize("k, n", [(8, 6), (300, 1)])
@@ -89,7 +89,7 @@ class TestReference:
         program = export_program(jax.jit(quantize))(*shaped("m, 8"), SIZES)
         x, *_ = ragged_operands(rng, 9)
         (rows, plain), (expected_rows, expected) = (
-            f(x, GROUP_SIZES) for f in (program.call, quantize)
+            f(x, GROUP_SIZES) for f in (program.call, jax.jit(quantize))
         )
         for a, b in zip((*rows[:2], *plain), (*expected_rows[:2], *expected), strict=True):
             np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
