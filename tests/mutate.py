@@ -34,7 +34,7 @@ TESTS = {
             "*/test_decode.py"],
     "muon": ["api/test_orthogonalize.py", "api/test_optim.py", "*/test_muon*.py"],
     "optimizer": ["*/test_optimizer*.py"],
-    "quantized": ["*/test_quantized_weights.py", "api/test_checkpoints.py"],
+    "quantized": ["*/test_quantized_*.py", "api/test_checkpoints.py"],
     "ragged": ["api/test_semantics.py", "api/test_ragged*.py", "*/test_ragged_dot.py",
                "api/test_reference.py", "transforms/test_autodiff.py", "plans/test_whole*.py"],
     "rows": ["*/test_rows.py", "api/test_routing.py", "api/test_moe_rows.py", "api/test_moe.py"],
