@@ -44,7 +44,7 @@ def check(rng, mesh, **options):
 
 SHARED = {
     "tensor": (dict(data=2, expert=2, tensor=2), dict(tensor_axis="tensor")),
-    "tokens along data": (dict(data=2, expert=4), dict(token_axes="data")),
+    "tokens along data": (dict(data=2, expert=2), dict(token_axes="data")),
     "tokens along a third": (dict(data=2, expert=2, other=2), dict(token_axes="other")),
     "fsdp and tensor": (
         dict(fsdp=2, expert=2, tensor=2),
@@ -56,10 +56,10 @@ SHARED = {
 @pytest.mark.parametrize(
     "name, options",
     [
-        *((name, dict(chunks=3)) for name in SHARED),
+        *((name, dict(chunks=2)) for name in SHARED),
         ("tokens along data", dict(save="rows", overlap=True)),
-        ("tokens along a third", dict(chunks=3, combine="ppermute")),
-        ("fsdp and tensor", dict(chunks=3, save="nothing")),
+        ("tokens along a third", dict(chunks=2, combine="ppermute")),
+        ("fsdp and tensor", dict(chunks=2, save="nothing")),
     ],
     ids=str,
 )
@@ -69,7 +69,7 @@ def test_tokens_that_are_the_same_along_an_axis(name, options, rng):
 
 
 def test_chunks_of_exchanged_rows_beside_a_tensor_axis(rng):
-    mesh = mesh_of(expert=4, tensor=2)
+    mesh = mesh_of(expert=2, tensor=2)
     options = dict(tensor_axis="tensor", strategy="ragged_all_to_all", chunks=2)
     check(rng, mesh, expert_axis="expert", **options)
 
@@ -79,7 +79,7 @@ def test_chunks_of_exchanged_rows_beside_a_tensor_axis(rng):
     [
         ("data", dict()),
         ("expert", dict()),
-        ("data, expert", dict(token_axes=("expert", "data"), chunks=3)),
+        ("data, expert", dict(token_axes=("expert", "data"), chunks=2)),
         ("data", dict(token_axes="data")),
         ("expert", dict(token_axes="data")),
         ("data", dict(fsdp_axis="data")),
@@ -108,13 +108,13 @@ def test_explicit_and_auto_axes(explicit, options, rng):
 )
 def test_mapped_over_another_axis(options, rng):
     """`jax.vmap` maps tokens and routing over the mesh axis data, and leaves matrices unmapped."""
-    mesh = mesh_of(data=2, expert=4)
+    mesh = mesh_of(data=2, expert=2)
     layer = moe.expert_parallel(
         mesh, expert_axis="expert", token_axes="expert", activation="relu", **options
     )
     sets = [operands(rng) for _ in range(4)]
     matrices = sets[0][3:]
-    x, experts, weights = (jnp.stack(a) for a in list(zip(*sets, strict=True))[:3])
+    x, experts, weights = (np.stack(a) for a in list(zip(*sets, strict=True))[:3])
     cotangents = jnp.asarray(rng.integers(-2, 3, x.shape), jnp.float32)
 
     def of_one(x, experts, weights, *matrices):
@@ -131,7 +131,7 @@ def test_mapped_over_another_axis(options, rng):
         ep.one_device_with_gradients()(cotangents[i], x[i], experts[i], weights[i], *matrices)
         for i in range(len(sets))
     ]
-    stacked = [jnp.stack(a) for a in zip(*each, strict=True)]
+    stacked = [np.stack(a) for a in zip(*each, strict=True)]
     ep.assert_equal(inside, stacked)
 
 
@@ -202,7 +202,7 @@ def test_barrier_keeps_types_and_orders_derivatives(rng):
 @pytest.mark.parametrize("strategy", ["ragged_all_to_all", "all_gather"])
 def test_forward_mode(strategy, rng):
     """Forward mode has the Jacobian J of reverse mode, because ct . (J v) equals (J^T ct) . v."""
-    mesh = mesh_of(expert=8)
+    mesh = mesh_of(expert=4)
     given = [jnp.asarray(a) for a in operands(rng)]
     x, experts, weights, *matrices = given
     layer = moe.expert_parallel(mesh, expert_axis="expert", strategy=strategy)
@@ -212,9 +212,13 @@ def test_forward_mode(strategy, rng):
 
     floats = (x, weights, *matrices)
     tangents = [jnp.asarray(rng.standard_normal(a.shape), a.dtype) for a in floats]
-    y, y_dot = jax.jit(lambda *a: jax.jvp(f, a, tuple(tangents)))(*floats)
-    ct = jnp.asarray(rng.standard_normal(y.shape), y.dtype)
-    cotangents = jax.jit(lambda ct, *a: jax.vjp(f, *a)[1](ct))(ct, *floats)
+    ct = jnp.asarray(rng.standard_normal(x.shape), x.dtype)
+
+    @jax.jit
+    def both(ct, floats, tangents):
+        return jax.jvp(f, floats, tangents)[1], jax.vjp(f, *floats)[1](ct)
+
+    y_dot, cotangents = both(ct, floats, tuple(tangents))
     forward = np.vdot(np.float64(ct), np.float64(y_dot))
     reverse = sum(
         np.vdot(np.float64(a), np.float64(b)) for a, b in zip(cotangents, tangents, strict=True)
