@@ -31,7 +31,7 @@ class TestTransformations:
         ours = optim.adamw(1e-2)
         params = model(rng)
         every = [like(rng, params) for _ in range(3)]
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *every)
+        stacked = jax.tree.map(lambda *x: np.stack(x), *every)
 
         def body(carry, gradients):
             return ours.step(carry[0], gradients, carry[1]), None
@@ -71,9 +71,9 @@ class TestTransformations:
         """Maps over parameters and gradients, or over gradients and learning rates."""
         params = model(rng)
         state = optim.adamw(0.0).init(params)
-        rates = jnp.array([1e-3, 1e-2])
-        gradients = jax.tree.map(lambda *x: jnp.stack(x), like(rng, params), like(rng, params))
-        both = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+        rates = np.array([1e-3, 1e-2], np.float32)
+        gradients = jax.tree.map(lambda *x: np.stack(x), like(rng, params), like(rng, params))
+        both = jax.tree.map(lambda x: np.stack([x, 2 * np.asarray(x)]), params)
 
         def step(params, gradients, rate):
             return optim.adamw(rate).step(params, gradients, state)
@@ -86,7 +86,7 @@ class TestTransformations:
                 jax.tree.map(lambda x: x[i], x) if axis == 0 else x  # noqa: B023
                 for x, axis in zip((given, gradients, rate), in_axes, strict=True)
             ]
-            mine = jax.tree.map(lambda x: x[i], got)  # noqa: B023
+            mine = jax.tree.map(lambda x: np.asarray(x)[i], got)  # noqa: B023
             close(mine[0], jax.jit(step)(*of_run)[0])
             assert_bits(mine[1], mine[0])
 
@@ -142,21 +142,21 @@ class TestTraining:
         """Losses have the same bits, also if gradients are summed over microbatches."""
         ours = optim.adamw(1e-2)
         params = model(rng)
-        batches = [tokens(rng) for _ in range(2)]
+        batches = jax.tree.map(lambda *x: np.stack(x), *(tokens(rng) for _ in range(2)))
 
         @partial(jax.jit, static_argnums=2)
         def step(params, state, apart):
             quantized = quantized_of(params) if apart else state.quantized["layer"]
-            losses, total = [], jax.tree.map(jnp.zeros_like, params)
-            for batch in batches:
-                of = partial(loss_of, quantized=quantized, remat=remat)
-                loss, gradients = jax.value_and_grad(
-                    lambda p, of=of, batch=batch: of(p, x=batch[0], routing=batch[1])
-                )(ours.compute_params(params))
-                losses.append(loss)
-                total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, gradients)
+            loss_and_gradients = jax.value_and_grad(partial(loss_of, remat=remat))
+            computed = ours.compute_params(params)
+
+            def add(total, batch):
+                loss, gradients = loss_and_gradients(computed, quantized, *batch)
+                return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, gradients), loss
+
+            total, losses = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), batches)
             params, state = ours.step(params, total, state, factor=0.5)
-            return params, state, jnp.stack(losses)
+            return params, state, losses
 
         runs = {}
         for apart in (False, True):
@@ -173,8 +173,8 @@ class TestTraining:
         params = model(rng)
         state = ours.init(params)
         x, routing = tokens(rng)
-        gradients = jax.grad(loss_of)(
-            ours.compute_params(params), state.quantized["layer"], x, routing
+        gradients = jax.eval_shape(
+            jax.grad(loss_of), ours.compute_params(params), state.quantized["layer"], x, routing
         )
         assert {g.dtype for g in gradients["layer"].values()} == {np.dtype(jnp.bfloat16)}
         assert gradients["dense"].dtype == np.float32
@@ -187,16 +187,21 @@ SPLITS = {
 }
 
 
+OURS = optim.adamw(1e-2)
+step_on_one_device = jax.jit(
+    lambda params, gradients: OURS.step(params, gradients, OURS.init(params))
+)
+
+
 class TestSharded:
     @pytest.mark.parametrize("kind", KINDS, ids=str)
     @pytest.mark.parametrize("split", SPLITS)
     def test_what_is_split_stays_split(self, split, kind, rng):
         """Nothing travels, and every array of the state is split as its parameter is."""
         leading, d, f, specs = SPLITS[split]
-        ours = optim.adamw(1e-2)
         whole = model(rng, leading, d, f)
         gradients = like(rng, whole)
-        want, _ = ours.step(whole, gradients, ours.init(whole))
+        want, _ = step_on_one_device(whole, gradients)
         mesh = mesh_of(EIGHT, kind)
 
         def put(tree):
@@ -209,30 +214,28 @@ class TestSharded:
 
         with entered(mesh):
             params, gradients = put(whole), put(gradients)
-            init, step = jax.jit(ours.init), jax.jit(ours.step)
-            assert collectives(init.lower(params).compile()) == []
+            init = jax.jit(OURS.init).lower(params).compile()
             state = init(params)
-            assert collectives(step.lower(params, gradients, state).compile()) == []
+            step = jax.jit(OURS.step).lower(params, gradients, state).compile()
+            assert collectives(init) == collectives(step) == []
             params, state = step(params, gradients, state)
         split_leaves = params["layer"], state.inner.mu["layer"], state.quantized
         for x in jax.tree.leaves(split_leaves):
             assert x.addressable_shards[0].data.size * 8 == x.size, (x.shape, x.sharding)
         close(jax.tree.map(np.asarray, params), want)
-        masters = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params)
-        fetched = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state.quantized)
+        masters, fetched = jax.tree.map(np.asarray, (params, state.quantized))
         assert_bits(state._replace(quantized=fetched), masters)
 
     def test_parts_of_blocks_are_gathered(self, rng):
         """A split that cuts blocks gives right results, and `explain` says what is gathered."""
-        ours = optim.adamw(1e-2)
         params = model(rng, d=256, f=128)
         gradients = like(rng, params)
-        want, _ = ours.step(params, gradients, ours.init(params))
+        want, _ = step_on_one_device(params, gradients)
         mesh = mesh_of(EIGHT)
         rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "d"))
         params["layer"]["wi_0"] = jax.device_put(params["layer"]["wi_0"], rows)
-        state = ours.init(params)
-        got, state = jax.jit(ours.step)(params, gradients, state)
+        state = OURS.init(params)
+        got, state = jax.jit(OURS.step)(params, gradients, state)
         close(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, want))
-        transfers = jgg.explain(ours.step, params, gradients, state).transfers
+        transfers = jgg.explain(OURS.step, params, gradients, state).transfers
         assert any("whole blocks of 128 x 128" in str(t) for t in transfers)
