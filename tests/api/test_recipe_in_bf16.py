@@ -1,5 +1,7 @@
 """If a recipe would be slower than bf16, bf16 is used: values, derivatives and `explain`."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +38,16 @@ def layer(x, logits, matrices, **options):
     return moe.dropless_mlp(x, moe.route(logits, K), *matrices, **options)
 
 
+gradients = jax.value_and_grad(loss, (0, 1, 2))
+# Without a recipe nothing is chosen, so tests share these programs.
+layer_in_bf16, gradients_in_bf16 = jax.jit(layer), jax.jit(gradients)
+
+
+def compiled(function, *operands, **options):
+    """Returns the result of a program that is traced anew, as tests change how it is chosen."""
+    return jax.jit(lambda *given: function(*given, **options))(*operands)
+
+
 def choices(function, *operands, **options):
     """Returns, for each choice of bf16, whether it is for training or the forward pass alone."""
     plans = jgg.explain(lambda *given: function(*given, **options), *operands).plans
@@ -70,15 +82,14 @@ class TestLayers:
     def test_small_layers_are_those_without_a_recipe(self, rng):
         """Values and gradients equal those without a recipe; second derivatives are finite."""
         operands = layer_operands(rng)
-        gradient = jax.value_and_grad(loss, (0, 1, 2))
-        equal(gradient(*operands, recipe=RECIPE), gradient(*operands))
-        assert choices(gradient, *operands, recipe=RECIPE) == ["training"]
-        assert not multiplies_in_fp8(gradient, *operands, recipe=RECIPE)
+        equal(compiled(gradients, *operands, recipe=RECIPE), gradients_in_bf16(*operands))
+        assert choices(gradients, *operands, recipe=RECIPE) == ["training"]
+        assert not multiplies_in_fp8(gradients, *operands, recipe=RECIPE)
 
-        def second(x):
-            return jnp.sum(jax.grad(loss)(x, *operands[1:], recipe=RECIPE).astype(F32) ** 2)
+        def second(x, *others):
+            return jnp.sum(jax.grad(loss)(x, *others, recipe=RECIPE).astype(F32) ** 2)
 
-        assert jnp.isfinite(jax.grad(second)(operands[0])).all()
+        assert np.isfinite(np.float32(compiled(jax.grad(second), *operands))).all()
 
     @pytest.mark.parametrize(
         "recipe",
@@ -91,8 +102,7 @@ class TestLayers:
     )
     def test_every_recipe(self, recipe, rng):
         operands = layer_operands(rng)
-        gradient = jax.value_and_grad(loss, (0, 1, 2))
-        equal(gradient(*operands, recipe=recipe), gradient(*operands))
+        equal(compiled(gradients, *operands, recipe=recipe), gradients_in_bf16(*operands))
 
     def test_what_is_asked_for_is_fp8(self, rng):
         """FP8 is kept for weights in FP8 only, for a given `implementation`, and for float32."""
@@ -118,11 +128,11 @@ class TestLayers:
         """If bf16 matrices are given too, results have the bits of layers without a recipe."""
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
-        for function in (layer, jax.value_and_grad(loss, (0, 1, 2))):
+        for function, in_bf16 in ((layer, layer_in_bf16), (gradients, gradients_in_bf16)):
             both = (2.0, 1.0, True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Choice, "seconds", lambda self, target=None, both=both: both)
-                equal(function(*operands, **options), function(*operands))
+                equal(compiled(function, *operands, **options), in_bf16(*operands))
                 assert choices(function, *operands, **options) == ["training"]
                 assert not multiplies_in_fp8(function, *operands, **options)
                 wrong = options | dict(quantized=options["quantized"].wi)
@@ -134,19 +144,20 @@ class TestLayers:
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         assert choices(layer, *operands, **options) == []
-        equal(layer(*operands, **options), layer(*operands, **options, implementation="xla"))
-        gradient = jax.value_and_grad(loss, (0, 1, 2))
-        assert choices(gradient, *operands, **options) == ["training"]
-        assert not multiplies_in_fp8(gradient, *operands, **options)
-        equal(gradient(*operands, **options), gradient(*operands))
+        in_fp8 = compiled(layer, *operands, **options, implementation="xla")
+        equal(compiled(layer, *operands, **options), in_fp8)
+        assert choices(gradients, *operands, **options) == ["training"]
+        assert not multiplies_in_fp8(gradients, *operands, **options)
+        wanted = gradients_in_bf16(*operands)
+        equal(compiled(gradients, *operands, **options), wanted)
         remat = jax.value_and_grad(jax.checkpoint(lambda *x: loss(*x, **options)), (0, 1, 2))
-        equal(remat(*operands), gradient(*operands))
+        equal(compiled(remat, *operands), wanted)
 
     def test_weights_quantised_before_the_forward_pass(self, forward_alone, rng):
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         assert choices(layer, *operands, **options) == ["alone"]
-        equal(layer(*operands, **options), layer(*operands))
+        equal(compiled(layer, *operands, **options), layer_in_bf16(*operands))
         gradient = jax.grad(loss)
         assert choices(gradient, *operands, **options) == []
         assert multiplies_in_fp8(gradient, *operands, **options)
@@ -155,27 +166,31 @@ class TestLayers:
         """A forward pass alone runs in bf16; with gradients, the value too is computed in FP8."""
         operands = layer_operands(rng)
         assert choices(layer, *operands, recipe=RECIPE) == ["alone"]
-        equal(layer(*operands, recipe=RECIPE), layer(*operands))
+        equal(compiled(layer, *operands, recipe=RECIPE), layer_in_bf16(*operands))
         assert choices(jax.value_and_grad(loss), *operands, recipe=RECIPE) == []
-        value, _ = jax.value_and_grad(loss)(*operands, recipe=RECIPE)
-        equal(value, loss(*operands, recipe=RECIPE, implementation="xla"))
-        assert value != loss(*operands, recipe=RECIPE)
+        value, _ = compiled(jax.value_and_grad(loss), *operands, recipe=RECIPE)
+        equal(value, compiled(loss, *operands, recipe=RECIPE, implementation="xla"))
+        assert value != compiled(loss, *operands, recipe=RECIPE)
 
     def test_biases_and_leading_dimensions(self, forward_alone, rng):
         x, logits, matrices = layer_operands(rng, shape=(3, 8, D))
         biases = [jnp.asarray(rng.standard_normal((E, n)), BF16) for n in (F, F, D)]
-        found, exact = (layer(x, logits, matrices, biases=biases, recipe=r) for r in (RECIPE, None))
+        found, exact = (
+            compiled(layer, x, logits, matrices, biases=biases, recipe=r) for r in (RECIPE, None)
+        )
         assert choices(layer, x, logits, matrices, recipe=RECIPE) == ["alone"]
         assert found.shape == x.shape and found.dtype == BF16
         np.testing.assert_allclose(np.float32(found), np.float32(exact), atol=0.03, rtol=0.02)
 
     def test_mapped(self, rng):
         x, logits, matrices = layer_operands(rng)
-        many = jnp.stack([x, -x, 2 * x])
-        gradient = jax.grad(loss)
-        found = jax.vmap(lambda x: gradient(x, logits, matrices, recipe=RECIPE))(many)
+        many = np.stack([x, -x, 2 * x])
+        in_axes = 0, None, None
+        found = compiled(
+            jax.vmap(partial(jax.grad(loss), recipe=RECIPE), in_axes), many, logits, matrices
+        )
         for one, each in zip(many, found, strict=True):
-            exact = np.float32(gradient(one, logits, matrices))
+            exact = np.float32(gradients_in_bf16(one, logits, matrices)[1][0])
             np.testing.assert_allclose(np.float32(each), exact, atol=0.05, rtol=0.02)
         mapped = jax.vmap(lambda x: layer(x, logits, matrices, recipe=RECIPE))
         assert choices(mapped, many) == ["training"]
@@ -220,7 +235,7 @@ class TestLayers:
 
             return jnp.sum(jax.lax.scan(body, x, length=2)[0].astype(F32))
 
-        equal(*(jax.grad(deep)(x, recipe) for recipe in (RECIPE, None)))
+        equal(*(compiled(jax.grad(deep), x, recipe=recipe) for recipe in (RECIPE, None)))
 
 
 class TestMlps:
