@@ -27,7 +27,7 @@ TINY_SHAPES = ("tiny", "tiny_fine")
 
 
 def fp8_case(shape: Shape, op: str, distribution: str, seed: int = 0) -> Case:
-    """Returns a case of an FP8 product, or of another op on a bfloat16 product's tensors."""
+    """Returns a case of an FP8 product, or of a quantiser or a step of bfloat16 inputs."""
     of = PRODUCTS.get(op) or Op(op, "x", "w")
     return Case(shape, of, distribution, DTYPE if op in PRODUCTS else "bfloat16", seed)
 

@@ -137,7 +137,7 @@ def group_sizes(distribution: str, groups: int, rows: int, seed: int = 0) -> np.
     Dirichlet(4) ("random", like the load of a trained router), 1/rank ("zipf") or exp(N(0, 1))
     ("lognormal").
     """
-    # The seed has the name, so that adding a distribution does not change the sizes of others.
+    # The seed depends on the name, so that a new distribution changes the sizes of no other.
     rng = np.random.default_rng([seed, zlib.crc32(distribution.encode()), groups, rows])
     return DISTRIBUTIONS[distribution](rng, groups, rows).astype(np.int32)
 

@@ -56,7 +56,7 @@ def load(paths: Sequence[Path]) -> dict:
     for path in paths:
         results = json.loads(path.read_text())
         if "cases" not in results:
-            continue  # the file has a peer's configurations
+            continue  # the file has the tiles that a sweep found for a peer
         whole = results | whole
         for record in results["cases"]:
             # Cases of other dtypes may have the same names.

@@ -47,7 +47,7 @@ class CublasSymmetric(Peer):
 
 
 def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
-    """Returns a call that runs syrk, or with `b` syr2k or her2k, for each matrix of a stack.
+    """Returns a call of syrk or herk, or with `b` of syr2k or her2k, for each matrix of a stack.
 
     Operands are [g, n, k]. Every run writes the lower triangles of the same result [g, n, n].
     """

@@ -24,7 +24,7 @@ struct GroupedGemm {
   static constexpr bool kSpreadsStores = false;
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
-  static constexpr bool kAdds = false;  // its epilogue adds C
+  static constexpr bool kAdds = false;  // because the epilogue adds C
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
 
   struct Descriptors {

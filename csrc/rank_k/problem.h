@@ -39,7 +39,7 @@ struct RankK {
   static constexpr bool kHalvesNarrow = !kFine && kNarrowSteps == 2;
   static constexpr int kEarlyReleaseSteps = kNoSteps;
   static constexpr bool kKeepsStep = false;
-  static constexpr bool kAdds = false;  // the epilogue adds C
+  static constexpr bool kAdds = false;  // because the epilogue adds C
   static constexpr bool kHasNarrowTiles = true;
   static constexpr bool kSpreadsStores = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);

@@ -5,9 +5,9 @@
 // x's upper 11 bits, and low has the other 12 or 13 bits, rounded to 11. The product is then
 //   x y = (high high') + (high low' + low high') / 2^11,
 // without low low' / 2^22, which is as small as the rounding errors of float32. The factor 2^11
-// (Ootomo and Yokota, 2022) keeps the low parts out of float16's subnormal numbers, so elements
-// down to 2^-27 of the largest of their group keep all their bits, and smaller ones lose them
-// gradually.
+// (Ootomo and Yokota, 2022) keeps the low parts out of float16's subnormal numbers. Elements down
+// to 2^-27 of the largest of their group are therefore split as precisely as the largest, and
+// smaller elements lose precision gradually.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -36,7 +36,7 @@ struct Parts {
 __device__ inline Parts split(float scaled) {
   __half const high = __float2half_rn(scaled);
   float const rest = scaled - __half2float(high);
-  // The high part has all of an infinity. The rest, infinity minus infinity, would be NaN.
+  // If `high` is an infinity, `rest` is infinity minus infinity, which is NaN.
   return {high, __hisinf(high) ? __half(0) : __float2half_rn(rest * kLowScale)};
 }
 

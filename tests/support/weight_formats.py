@@ -40,7 +40,8 @@ def threads():
     """Yields (thread, step, pair, half, column, row) for each of the 64 x 64 weights of a record.
 
     A step is 16 elements of k, for which a thread holds four pairs of codes; see quantized/pack.py.
-    A pair fills one register: the weight at `row` and `column` is in its low (0) or high (1) half.
+    A decoded pair fills one register. `half` says whether the weight at `row` and `column` is in
+    the low (0) or high (1) half of the register.
     """
     for thread in range(128):
         w, lane = divmod(thread, 32)

@@ -29,7 +29,7 @@ def placed(mesh, xs, specs):
 
 
 def call(mesh, shardings, **options):
-    """Returns a jitted `orthogonalize`, with `shardings` for auto axes, which types do not hold."""
+    """Returns a jitted `orthogonalize`. It gets `shardings` if types of arrays do not say them."""
     given = shardings if mesh.axis_types[0] == AUTO else None
 
     def function(*xs):
@@ -93,7 +93,7 @@ class TestExchange:
 
     @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
     def test_chunks_give_what_one_exchange_gives(self, dtype, kind, rng, monkeypatch):
-        """Two devices exchange chunks, even if leaves need padding or have fewer matrices."""
+        """Two devices exchange chunks, even if a leaf is padded or has few matrices."""
         mesh = mesh_of({"e": 4, "d": 2}, kind)
         matrices = draw(rng, jnp.float32)
         matrices.append(jnp.asarray(rng.standard_normal((37, 16, 48)), jnp.float32))
@@ -119,7 +119,7 @@ class TestExchange:
                 jax.grad(lambda x: function(x)[0].sum())(*xs)
 
     def test_stacks_that_are_split_too(self, kind, rng):
-        """Another mesh axis may split the leading axis. Only split matrices are exchanged."""
+        """A leaf is exchanged only if rows or columns are split, even if its stack is split."""
         mesh = mesh_of(FOUR_BY_TWO, kind)
         shapes = [(4, 16, 48), (8, 16, 48), (16, 48)]
         specs = [P("e", None, "d"), P("d"), P()]

@@ -49,7 +49,8 @@ def one_batch(mapped):
     return [(B,) if m else () for m in mapped]
 
 
-# The forms of the reference share the rule of `vmap`, so each has one pattern of a single factor.
+# Both forms of the reference have the same batching rule, so each is tested with one of the two
+# patterns that map only lhs or only rhs.
 @BOTH_OPS
 @pytest.mark.parametrize(
     "mapped, form",

@@ -65,7 +65,7 @@ class Group:
             of_matrix = _no_forms(leaves[members[0].leaf], len(members), recipe)
             for member in members:
                 leaf = leaves[member.leaf]
-                # Quantise with a step that adds -0, because a step keeps the sharding of leaves
+                # Quantise by `apply` with an update of -0, because it keeps the sharding of leaves
                 # of any rank. Adding -0 changes no number, not even the sign of a zero.
                 nothing = jnp.full_like(leaf, -0.0, jnp.bfloat16)
                 old = Weights(leaf, of_matrix)
@@ -136,7 +136,7 @@ def groups_of(params: Any, select: Select) -> list[Group]:
 
 
 def path_of(keys: Any) -> Path:
-    """Returns the names of a leaf. An array in a Flax variable or box has the names of that box."""
+    """Returns the names from the root to a leaf, without the `.value` of a Flax variable or box."""
     *node, last = keys or [None]
     if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
         keys = node

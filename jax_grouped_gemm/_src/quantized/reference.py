@@ -114,10 +114,11 @@ def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 def mxfp4_pack(codes: Codes, format: Format) -> Parts:
     """Packs codes, and raises the exponents of each column by `move`, so that the largest is 254.
 
-    Kernels read the bits of a code as a bfloat16, which is 2^-126 times the code's value. With a
-    `move` of 254 - `largest`, the channel scale 2^(126 - move) undoes both this factor and the
-    raised exponents. The epilogue multiplies sums by the channel scale, so that the mainloop does
-    not have to.
+    Kernels read the bits of a code as a bfloat16, which is 2^-126 times the code's value. Exponents
+    are raised as far as they go, so that weights are far from the smallest numbers of bfloat16.
+    With a `move` of 254 - `largest`, the channel scale 2^(126 - move) undoes both this factor and
+    the raised exponents. The epilogue multiplies sums by the channel scale, so that the mainloop
+    does not have to.
     """
     code, exponents = codes.codes, codes.scales.astype(jnp.int32)
     is_nan = exponents == NAN_BLOCK
