@@ -23,6 +23,28 @@ TILE_CHANGE = 2  # cost of the change of tiles, in steps of the mainloop
 FEW_STEPS = 66  # if all units of an average group have no more steps, units go in turn
 
 
+class Tiles:
+    """Tiles [n], each of whose FIELDS is an array [n]. Record arrays would take far longer."""
+
+    def __init__(self, columns):
+        self.columns = columns
+        vars(self).update(zip(FIELDS, columns, strict=True))
+
+    def __len__(self):
+        return self.columns.shape[1]
+
+    def __getitem__(self, chosen):
+        """Returns the field of a name, or the tiles that a slice or a mask chooses."""
+        if isinstance(chosen, str):
+            return getattr(self, chosen)
+        return Tiles(self.columns[:, chosen])
+
+
+def check_equal(found, wanted):
+    if not np.array_equal(found, wanted):  # which is faster than NumPy's assertion
+        np.testing.assert_array_equal(found, wanted)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One product: group_sizes [b?, G], group_offset [b?], and the extents of the dimensions."""
@@ -55,9 +77,9 @@ class Problem:
 
 @pytest.fixture(scope="module")
 def schedule(schedules):
-    """Maps a problem to its tiles, a record array with FIELDS, in the order of their units."""
+    """Maps a problem to its tiles, in the order of their units."""
 
-    def run(problem: Problem, **options: bool) -> np.recarray:
+    def run(problem: Problem, **options: bool) -> Tiles:
         function = getattr(schedules, f"{problem.op}_tiles")
         tiles = function(
             np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
@@ -74,7 +96,7 @@ def schedule(schedules):
             clusters=problem.clusters,
             **options,
         )
-        return np.rec.fromarrays(tiles.T, names=FIELDS)
+        return Tiles(np.ascontiguousarray(tiles.T))
 
     return run
 
@@ -96,7 +118,7 @@ def compiled_tiles(schedules):
     return of
 
 
-def check(problem: Problem, tiles: np.recarray) -> None:
+def check(problem: Problem, tiles: Tiles) -> None:
     check_units(problem, tiles)
     check_pairs(problem, tiles)
     if problem.op == "ragged_noncontracting":
@@ -108,8 +130,8 @@ def check(problem: Problem, tiles: np.recarray) -> None:
 def check_units(problem, tiles):
     """Checks that units count from zero, and that each has a tile for every CTA of a cluster."""
     units = len(tiles) // problem.cluster
-    np.testing.assert_array_equal(tiles.unit, np.repeat(np.arange(units), problem.cluster))
-    np.testing.assert_array_equal(tiles.rank, np.tile(np.arange(problem.cluster), units))
+    check_equal(tiles.unit, np.repeat(np.arange(units), problem.cluster))
+    check_equal(tiles.rank, np.tile(np.arange(problem.cluster), units))
     assert ((tiles.batch >= 0) & (tiles.batch < problem.batches)).all()
     assert (tiles.m % problem.tile_m == 0).all() and (tiles.n % problem.tile_n == 0).all()
     assert (tiles.begin % problem.align == 0).all()
@@ -125,19 +147,19 @@ def check_pairs(problem, tiles):
         return
     first, second = tiles[0::2], tiles[1::2]
     for field in ("owner", "batch", "group", "begin", "extent", "head", "k_tiles", "share"):
-        np.testing.assert_array_equal(first[field], second[field])
+        check_equal(first[field], second[field])
     by_lhs, by_rhs = first.share == LHS, first.share == RHS
     assert (by_lhs | by_rhs).all()
-    np.testing.assert_array_equal((second.m - first.m), np.where(by_rhs, problem.tile_m, 0))
-    np.testing.assert_array_equal((second.n - first.n), np.where(by_lhs, problem.tile_n, 0))
+    check_equal((second.m - first.m), np.where(by_rhs, problem.tile_m, 0))
+    check_equal((second.n - first.n), np.where(by_lhs, problem.tile_n, 0))
     assert (first.n < problem.n).all()
 
 
 def are_small(problem, units):
-    _, units_of_groups = np.unique(units[["batch", "group"]], return_counts=True)
+    units_of_groups = np.bincount(units.batch * problem.local_groups + units.group)
     mean_rows = problem.m // problem.group_sizes.shape[-1]
     steps = -(-mean_rows // TILE_K) + TILE_CHANGE
-    return max(units_of_groups, default=0) * steps <= FEW_STEPS
+    return units_of_groups.max(initial=0) * steps <= FEW_STEPS
 
 
 def check_turns(problem, units):
@@ -147,7 +169,7 @@ def check_turns(problem, units):
     free first would take longer than the work.
     """
     if problem.op == "ragged_noncontracting" or are_small(problem, units):
-        np.testing.assert_array_equal(units.owner, units.unit % problem.clusters)
+        check_equal(units.owner, units.unit % problem.clusters)
         return
     loads = [(0, cluster) for cluster in range(problem.clusters)]
     rows = np.where(units.extent > 0, units.extent - units.head, 0)
@@ -191,7 +213,7 @@ def check_noncontracting(problem, tiles):
     owned = tiles.k_tiles > 0
     assert (tiles.k_tiles[owned] == -(-problem.k // TILE_K)).all()
     own_windows = windows[tiles.batch[owned], tiles.group[owned]]
-    np.testing.assert_array_equal(own_windows, np.stack([start[owned], end[owned]], axis=-1))
+    check_equal(own_windows, np.stack([start[owned], end[owned]], axis=-1))
     overlap = (windows[..., 0] < windows[..., 1])[tiles.batch]
     overlap &= windows[tiles.batch, :, 0] < end[:, None]
     overlap &= windows[tiles.batch, :, 1] > start[:, None]
@@ -210,11 +232,11 @@ def check_contracting(problem, tiles):
     assert (covered == 1).all()
 
     start, end = np.moveaxis(problem.windows()[tiles.batch, tiles.group], -1, 0)
-    np.testing.assert_array_equal(tiles.k_tiles, -(-tiles.extent // TILE_K))
-    np.testing.assert_array_equal(tiles.extent == 0, start == end)
+    check_equal(tiles.k_tiles, -(-tiles.extent // TILE_K))
+    check_equal(tiles.extent == 0, start == end)
     own = tiles.extent > 0
-    np.testing.assert_array_equal((tiles.begin + tiles.head)[own], start[own])
-    np.testing.assert_array_equal((tiles.begin + tiles.extent)[own], end[own])
+    check_equal((tiles.begin + tiles.head)[own], start[own])
+    check_equal((tiles.begin + tiles.extent)[own], end[own])
 
 
 def random_problem(rng: np.random.Generator, op: str, tiles: list[dict[str, int]]) -> Problem:
@@ -334,4 +356,4 @@ def test_unowned_rows_can_do_without_tiles(schedule, offset, rng):
     tiles, owned = schedule(problem), schedule(problem, zeroes_unowned=False)
     assert (tiles.k_tiles == 0).any() and (owned.k_tiles > 0).all()
     for field in ("group", "begin", "extent", "m", "n", "share"):
-        np.testing.assert_array_equal(owned[field], tiles[tiles.k_tiles > 0][field])
+        check_equal(owned[field], tiles[tiles.k_tiles > 0][field])
