@@ -163,8 +163,12 @@ class TestTransformations:
         for position, size in ((inner, 2), (outer, 3)):
             x = arrays[position]
             arrays[position] = np.stack([np.roll(x, i, axis=-1) for i in range(size)])
-        out = jax.vmap(jax.vmap(jgg.ragged_dot_accumulate, inner_axes), outer_axes)(*arrays)
-        want = jax.vmap(jax.vmap(added, inner_axes), outer_axes)(*arrays)
+        out, want = jax.jit(
+            lambda *given: [
+                jax.vmap(jax.vmap(function, inner_axes), outer_axes)(*given)
+                for function in (jgg.ragged_dot_accumulate, added)
+            ]
+        )(*arrays)
         assert out.shape == (3, 2, G, K, N)
         np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
@@ -325,8 +329,7 @@ def stand_in(target, results, input_output_aliases):
 
 
 @MAJORS
-@pytest.mark.parametrize("m", [M, M + 3])
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("m, dtype", [(M, BF16), (M + 3, F16)])
 def test_call(m, dtype, transpose_lhs, transpose_rhs, rng, monkeypatch):
     monkeypatch.setattr(jax.ffi, "ffi_call", stand_in)
     accumulator, lhs, rhs = operands(rng, m=m, dtype=dtype)
