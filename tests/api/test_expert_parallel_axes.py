@@ -78,11 +78,9 @@ def test_chunks_of_exchanged_rows_beside_a_tensor_axis(rng):
     "explicit, options",
     [
         ("data", dict()),
-        ("expert", dict()),
         ("data, expert", dict(token_axes=("expert", "data"), chunks=2)),
         ("data", dict(token_axes="data")),
         ("expert", dict(token_axes="data")),
-        ("data", dict(fsdp_axis="data")),
         ("expert", dict(fsdp_axis="data")),
         ("data, expert", dict(tensor_axis="tensor")),
     ],
@@ -199,13 +197,12 @@ def test_barrier_keeps_types_and_orders_derivatives(rng):
     assert E == len(barrier([x] * E))
 
 
-@pytest.mark.parametrize("strategy", ["ragged_all_to_all", "all_gather"])
-def test_forward_mode(strategy, rng):
+def test_forward_mode(rng):
     """Forward mode has the Jacobian J of reverse mode, because ct . (J v) equals (J^T ct) . v."""
     mesh = mesh_of(expert=4)
     given = [jnp.asarray(a) for a in operands(rng)]
     x, experts, weights, *matrices = given
-    layer = moe.expert_parallel(mesh, expert_axis="expert", strategy=strategy)
+    layer = moe.expert_parallel(mesh, expert_axis="expert", strategy="ragged_all_to_all")
 
     def f(x, weights, *matrices):
         return layer(x, routing(experts, weights), *matrices)[0]
