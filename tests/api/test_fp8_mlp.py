@@ -102,7 +102,7 @@ class TestQuantisedOperands:
             assert np.median(error) < 1e-5 * np.sqrt(np.mean(np.square(want)))
             assert fp8_oracle.relative_error(found, want) < 5e-3
 
-    @pytest.mark.parametrize("offset", [0, 1, 3])
+    @pytest.mark.parametrize("offset", [1, 3])
     def test_some_of_the_experts(self, offset, rng):
         one = case(rng, offset=offset, local=2)
         dy = cotangent(one, rng)
@@ -144,11 +144,11 @@ class TestFewRows:
         for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
             assert fp8_oracle.relative_error(found, want) < 2e-3
 
-    @some_recipes("blockwise", "powers of two")
-    def test_the_order_makes_no_difference(self, recipe, rng, monkeypatch):
+    def test_the_order_makes_no_difference(self, rng, monkeypatch):
         """Quantising tokens first and copying them to rows second gives the same bits. Some tokens
         have no row, some rows have no token, and some experts are not local."""
         one = case(rng, tokens=11, offset=1, local=2)
+        recipe = RECIPES["powers of two"]
         here = np.concatenate([np.arange(*window) for window in one.windows])
         one.rows[one.rows == 3] = 5
         one.rows[[2, 9]] = -1, len(one.x)
