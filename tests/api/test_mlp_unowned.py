@@ -41,9 +41,9 @@ def check_equal(got, expected):
         np.testing.assert_array_equal(a, b)
 
 
-@EVERY_RECIPE
-@pytest.mark.parametrize("biased", [True, False])
 class TestWeights:
+    @EVERY_RECIPE
+    @pytest.mark.parametrize("biased", [True, False])
     def test_ragged_mlp(self, recipe, biased, rng):
         factors, biases = operands(rng)
         weights, ct = random(rng, T), random(rng, T, D)
@@ -58,9 +58,10 @@ class TestWeights:
             y, vjp = jax.vjp(layer, *factors, weights, biases if biased else None)
             return y, vjp(ct)
 
-        check_equal(run(jnp.where(OWNED, weights, np.nan)), run(jnp.where(OWNED, weights, 0)))
+        check_equal(*(run(np.where(OWNED, weights, value)) for value in np.float32([np.nan, 0])))
 
-    @pytest.mark.parametrize("on_input", [True, False])
+    @pytest.mark.parametrize("biased, on_input", [(True, True), (False, False), (True, False)])
+    @EVERY_RECIPE
     def test_dropless_mlp(self, recipe, biased, on_input, rng):
         factors, biases = operands(rng)
         routing, absent = absent_experts(rng)
@@ -75,9 +76,9 @@ class TestWeights:
                     apply_router_weight_on_input=on_input, implementation=implementation,
                 )  # fmt: skip
 
-            weights = jnp.where(absent[:, None], value, routing.weights)
+            weights = np.where(absent[:, None], value, routing.weights)
             y, vjp = jax.vjp(layer, *factors, weights, biases if biased else None)
             return y, vjp(ct)
 
         for implementation in implementations:
-            check_equal(run(np.nan, implementation), run(0, implementation))
+            check_equal(*(run(value, implementation) for value in np.float32([np.nan, 0])))
