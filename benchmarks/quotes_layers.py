@@ -150,16 +150,14 @@ def milliseconds(us: float) -> str:
     return f"{us / 1e3:.1f}"
 
 
-MUON = {"muon": "H200", "muon_steps": "H200", "muon_h100": "H100"}
-
-
 def of_muon(
     op: str, what: str, titles: Mapping[str, str], other: str, over: Mapping[str, str]
 ) -> str:
     """Returns a table of milliseconds of peers, and ratios of `other` to the peers of `over`."""
+    cards = {"muon": "H200", "muon_steps": "H200", "muon_h100": "H100"}
     found = [
         (card, one, {name: peer.get("median_us") for name, peer in one["peers"].items()})
-        for topic, card in MUON.items()
+        for topic, card in cards.items()
         for one in cases(topic).values()
         if one["op"] == op
     ]

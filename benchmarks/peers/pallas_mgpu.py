@@ -1,6 +1,6 @@
 """JAX's Pallas Mosaic-GPU ragged dot for Hopper, with the best configuration of a small sweep.
 
-The kernel is an example in JAX's tree. Its callers choose the tile sizes.
+The kernel is an example in JAX's tree, and takes tile sizes from the caller.
 """
 
 import dataclasses

@@ -225,7 +225,7 @@ class FineEpilogue {
     }
     if (!mirrored) return copy_staged(staging, first, first, 0, kBlockPairs);
     // Elements of this warp's rows on the other side of the diagonal are mirror images of other
-    // warps' elements. Those warps store them.
+    // warps' elements, and the other warps store them.
     bool const lower = params_.uplo == Uplo::kLower;
     copy_staged(staging, first, first, lower ? 0 : warp(), lower ? warp() + 1 : kBlockPairs);
     __syncwarp();

@@ -120,7 +120,7 @@ class TestBytes:
         assert one.sent_bytes == 3 * 8192 * 2048 * 2
 
     def test_exchanged_rows(self):
-        """Of the k rows of a token, those travel whose experts are on other devices."""
+        """A token has k rows, and a row travels if its expert is on another device."""
         one = predict(Shape(*QWEN, 4), "ragged_all_to_all")
         assert one.sent_bytes == 8192 * 8 * 2048 * 2 * 3 // 4
 

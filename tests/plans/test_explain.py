@@ -1,4 +1,4 @@
-"""What `explain` says of a function: kernels and tiles, and why no kernel runs."""
+"""`explain` lists a function's kernels and tiles, or says why no kernel runs."""
 
 import itertools
 from functools import partial

@@ -348,7 +348,7 @@ class TestDecision:
         assert worthwhile_length(schedules, sizes, 24, room=0) == 0
 
     def test_hostile_sizes(self, schedules, rng):
-        """Whatever the kernel decides for hostile sizes, its pieces are right."""
+        """For hostile sizes the pieces are right, whether the kernel makes chains or not."""
         for _ in range(200):
             groups = int(rng.choice([1, 3, 40]))
             sizes = sizes_of.hostile(rng, 20000, groups)

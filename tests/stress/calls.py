@@ -275,7 +275,7 @@ def targets() -> set[str]:
 
 
 def random_operand(rng: np.random.Generator, aval: Aval) -> np.ndarray:
-    """Returns small values. Those of int32 serve as sizes and indices, in range or out of range."""
+    """Returns small values. int32 values may be sizes and indices, so some are out of range."""
     if aval.dtype == np.int32 and len(aval.shape) == 3:
         return np.zeros(aval.shape, np.int32)  # a schedule: zeros stand for the first unit
     if aval.dtype == np.int32:

@@ -1,7 +1,7 @@
 """Draws random products of all operations, which are compiled once and run with many sizes.
 
-A trial is one program. Its operands stay the same. Its other arguments (group sizes, offsets,
-scales, experts) are drawn anew for each run, so that few programs make many products.
+A trial is one program with fixed operands. Each run draws new group sizes, offsets, scales and
+experts, so that few programs compute many products.
 """
 
 from __future__ import annotations

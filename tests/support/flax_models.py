@@ -78,7 +78,7 @@ ROUTERS = dict(deepseek_v3=deepseek_v3, gpt_oss=gpt_oss, llama_4=llama_4)
 
 
 def parameters(rng, model):
-    """Returns parameters by name. Those of GPT-OSS make some gates and ups exceed their limit."""
+    """Returns parameters by name. In GPT-OSS, some gates and ups exceed their limit."""
     scale = 4.0 if model == "gpt_oss" else 1.0
     gate = dict(kernel=((D, E), D**-0.5))
     shapes = dict(

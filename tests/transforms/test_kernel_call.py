@@ -1,4 +1,4 @@
-"""What calls pass to the kernels, tested with a stand-in for the kernels.
+"""Custom calls give kernels the right operands and attributes, as a stand-in for a kernel shows.
 
 The stand-in computes only from the operands and attributes of a call. Right results show that these
 describe the problem: majors, padding and dtypes. GPU tests check the kernels themselves.

@@ -4,7 +4,8 @@ For each problem i, a stack of g matrices:
 
     out [g, m, n] = alpha a [g, m, k] b [g, k, n] + beta c [g, m, n]
 
-The product is linear in a and in b. Its transpose with respect to a or b is such a product again.
+The product is linear in a and in b. Transposing it with respect to a or b gives another product of
+lists.
 """
 
 from __future__ import annotations
