@@ -3,9 +3,9 @@
 #
 #   benchmarks/cutlass/build.sh [OUTPUT]
 #
-# OUTPUT is by default where benchmarks/cutlass/__init__.py looks for it. CUTLASS's headers are those of
-# the Python package nvidia-cutlass, or in CUTLASS_INCLUDE. JOBS compilers run at a time. Each takes
-# up to 3 GB of memory.
+# By default, OUTPUT is where benchmarks/cutlass/__init__.py looks for the library. CUTLASS's headers
+# are in CUTLASS_INCLUDE or, by default, in the Python package nvidia-cutlass. JOBS compilers run at a
+# time (2 by default). Each takes up to 3 GB of memory.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 output="${1:-$here/libcutlass_peers.so}"

@@ -1,5 +1,5 @@
-// Grouped products of CUTLASS's 3.x API, as its example 57 assembles them: a persistent kernel that
-// finds its tiles and rewrites its TMA descriptors on the device.
+// Grouped products in CUTLASS's 3.x API, as CUTLASS's example 57 assembles them. The kernel is
+// persistent, and finds its tiles and rewrites its TMA descriptors on the device.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -22,7 +22,7 @@ struct PingPong {
   using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;
 };
 
-// Layouts are those of A [m, k] and B [k, n]. The result is row-major.
+// LayoutA is the layout of A [m, k], and LayoutB that of B [k, n]. The result is row-major.
 template <class Schedule, class Tile, class Cluster, class LayoutA, class LayoutB>
 class GemmSm90Plan : public Plan {
   using Element = cutlass::bfloat16_t;
@@ -75,8 +75,8 @@ class GemmSm90Plan : public Plan {
   cutlass::Status run(cudaStream_t stream) override { return gemm_.run(stream); }
 
  private:
-  // The stride of a matrix whose rows, or columns, follow each other in memory. CUTLASS counts the
-  // contracted dimension of A and B as their columns.
+  // Returns the stride of a row-major or column-major matrix without gaps. CUTLASS calls the
+  // contracted dimension of A and of B its columns.
   template <class Stride>
   static Stride stride(int rows, int columns) {
     Stride found{};

@@ -2,7 +2,7 @@
 
 namespace jgg::peers {
 
-// Stored [m, k] and [k, n].
+// A is stored as [m, k], and B as [k, n].
 using LayoutA = cutlass::layout::RowMajor;
 using LayoutB = cutlass::layout::RowMajor;
 

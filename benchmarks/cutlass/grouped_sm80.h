@@ -1,5 +1,5 @@
-// Plans of the grouped kernels in CUTLASS's 2.x API, which take nearly the same arguments: products
-// (cutlass::gemm::device::GemmGrouped) and updates (cutlass::gemm::device::Rank2KGrouped).
+// Plans of the grouped kernels in CUTLASS's 2.x API: products (cutlass::gemm::device::GemmGrouped)
+// and updates (cutlass::gemm::device::Rank2KGrouped), whose arguments are nearly the same.
 #pragma once
 
 #include "cutlass/gemm/device/base_grouped.h"
@@ -7,8 +7,8 @@
 
 namespace jgg::peers {
 
-// `Grouped` is the device-level operator. All operands are row-major; those of a product are stored
-// as [m, k] and [k, n], those of an update both as [n, k].
+// `Grouped` is CUTLASS's device-level operator. All operands are row-major. A product has operands
+// [m, k] and [k, n], and an update has two operands [n, k].
 template <class Grouped, bool kIsUpdate>
 class GroupedPlan : public Plan {
   using Coord = cutlass::gemm::GemmCoord;
@@ -46,7 +46,8 @@ class GroupedPlan : public Plan {
   cutlass::Status run(cudaStream_t stream) override { return grouped_.run(stream); }
 
  private:
-  // This makes the schedule and copies it to the device if kHostPrecompute is set.
+  // If the kernel has the mode kHostPrecompute, CUTLASS makes the schedule here and copies it to
+  // the device.
   void initialize(typename Grouped::Arguments const& arguments) {
     workspace_ = DeviceArray<uint8_t>(Grouped::get_workspace_size(arguments));
     check(grouped_.initialize(arguments, workspace_.get()), "initialize");

@@ -1,4 +1,4 @@
-// The library's C interface: kernels by name. Python calls it through ctypes.
+// The C interface of the library, which names kernels. Python calls it through ctypes.
 #include <map>
 
 #include "kernels.h"
@@ -23,7 +23,7 @@ extern "C" {
 // The error message of the last function that returned nonzero in this thread.
 char const* jgg_cutlass_error() { return last_error.c_str(); }
 
-// Binds problems to a kernel; `sort` puts them in the order of descending k first.
+// Binds problems to a kernel. If `sort` is nonzero, sorts them by descending k first.
 int jgg_cutlass_make(char const* name, Problem const* problems, int count, int sort, Plan** plan) {
   try {
     auto const& kernels = jgg::peers::kernels();
@@ -37,7 +37,7 @@ int jgg_cutlass_make(char const* name, Problem const* problems, int count, int s
   }
 }
 
-// Enqueues the work on a stream.
+// Enqueues a plan's kernel on a stream.
 int jgg_cutlass_run(Plan* plan, cudaStream_t stream) {
   cutlass::Status const status = plan->run(stream);
   return status == cutlass::Status::kSuccess ? 0 : fail(cutlassGetStatusString(status));

@@ -1,5 +1,5 @@
-// All kernels by name, each in a translation unit with few others, so that they compile side by
-// side.
+// All kernels by name. Each translation unit has only one or two of them, so that several compilers
+// can work at the same time.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// The plan of every kernel family: a list of problems bound to a kernel, ready to be launched.
+// The interface of plans. A plan is a list of problems bound to a kernel, ready to be launched.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,8 +25,8 @@ struct Problem {
   void* out;
 };
 
-// Owns all that the kernel reads besides the operands. Everything that CUTLASS does once for a list
-// is done when a plan is made, so that a run is a launch and nothing else.
+// A plan owns everything that the kernel reads, except the operands. Making a plan does everything
+// that CUTLASS does once for a list, so that run() only launches the kernel.
 class Plan {
  public:
   virtual ~Plan() = default;
@@ -70,7 +70,7 @@ class DeviceArray {
   T* data_ = nullptr;
 };
 
-// One value for each problem, on the device.
+// Returns an array on the device with `of(problem)` for each problem.
 template <class Function>
 auto gather(std::vector<Problem> const& problems, Function of) {
   std::vector<decltype(of(problems[0]))> values;
@@ -78,7 +78,7 @@ auto gather(std::vector<Problem> const& problems, Function of) {
   return DeviceArray<decltype(of(problems[0]))>(values);
 }
 
-// Descending k, as sort_problems() of CUTLASS's device-level grouped kernels does.
+// Sorts problems by descending k, like sort_problems() of CUTLASS's device-level grouped kernels.
 inline std::vector<Problem> sorted(std::vector<Problem> problems) {
   std::stable_sort(problems.begin(), problems.end(),
                    [](Problem const& x, Problem const& y) { return x.k > y.k; });

@@ -1,5 +1,5 @@
-// Grouped rank-2k updates in double precision. Only the kernel computes differently between real
-// and complex elements: a complex update is Hermitian.
+// Grouped rank-2k updates in double precision. Updates of complex elements are Hermitian. They
+// differ from updates of real elements only in the type of the kernel.
 #pragma once
 
 // clang-format off: CUTLASS's headers do not include all that they need.
@@ -18,7 +18,7 @@ template <class Element, class Arch, class Tile, class WarpTile, class Instructi
 std::unique_ptr<Plan> rank_2k(std::vector<Problem> const& problems) {
   using Layout = cutlass::layout::RowMajor;
   constexpr bool kIsComplex = cutlass::is_complex<Element>::value;
-  // In CUTLASS's terms a Hermitian update of row-major operands is one of conjugated ones.
+  // For CUTLASS, a Hermitian update of row-major operands is an update of conjugated operands.
   constexpr auto kTransform =
       kIsComplex ? cutlass::ComplexTransform::kConjugate : cutlass::ComplexTransform::kNone;
   using Operator = std::conditional_t<kIsComplex, cutlass::arch::OpMultiplyAddComplex,

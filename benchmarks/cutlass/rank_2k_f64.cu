@@ -10,7 +10,7 @@ std::unique_ptr<Plan> syr2k_f64_32x32(std::vector<Problem> const& problems) {
                  GemmShape<8, 8, 4>, 4>(problems);
 }
 
-// The largest tile of those that CUTLASS's library of kernels has for Hopper.
+// The largest tile for Hopper in CUTLASS's library of kernels.
 std::unique_ptr<Plan> syr2k_f64_128x128(std::vector<Problem> const& problems) {
   return rank_2k<double, cutlass::arch::Sm90, GemmShape<128, 128, 16>, GemmShape<32, 64, 16>,
                  GemmShape<16, 8, 4>, 3>(problems);

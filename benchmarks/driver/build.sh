@@ -3,8 +3,8 @@
 #
 #   benchmarks/driver/build.sh TREE LIBRARY OUTPUT
 #
-# LIBRARY has the tree's kernels: libjgg_kernels.a, which an editable install (docs/develop.md) leaves
-# in its build directory, or the objects it is made of, between quotes.
+# LIBRARY has the kernels of TREE. It is libjgg_kernels.a, which an editable install (docs/develop.md)
+# leaves in its build directory, or a quoted list of the object files in that library.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 tree="$1" library="$2" output="$3"

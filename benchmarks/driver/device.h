@@ -1,4 +1,4 @@
-// Device memory, normally distributed data and timing, as little of them as the driver needs.
+// Functions of the driver for device memory, normally distributed data and timing.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,7 +22,7 @@ inline void require(cudaError_t status, char const* what) {
   std::exit(1);
 }
 
-// Uninitialised device memory, shared by what refers to it.
+// Returns uninitialised device memory, which is freed with the last pointer to it.
 inline std::shared_ptr<void> allocate(size_t bytes) {
   void* data = nullptr;
   require(cudaMalloc(&data, std::max<size_t>(bytes, 1)), "cudaMalloc");
@@ -38,14 +38,14 @@ std::shared_ptr<void> to_device(std::vector<T> const& values) {
 }
 
 __host__ __device__ inline uint64_t hash(uint64_t x) {
-  // The finaliser of SplitMix64.
+  // This is the finaliser of SplitMix64.
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
 
-// Uniform in (0, 1].
+// Returns a number in (0, 1], uniformly distributed if the bits are random.
 __device__ inline float uniform(uint32_t bits) { return (bits + 1.0f) * 0x1p-32f; }
 
 __device__ inline float normal(uint64_t bits) {
@@ -53,7 +53,7 @@ __device__ inline float normal(uint64_t bits) {
   return radius * cospif(2.0f * uniform(static_cast<uint32_t>(bits >> 32)));
 }
 
-// Values of about a quarter of FP8's range, as quantisers leave them.
+// The standard deviation of FP8 data: about a quarter of FP8's range, as after a quantiser.
 constexpr float kFp8Spread = 100.0f;
 
 __device__ inline void store_normal(__nv_bfloat16& to, uint64_t bits) { to = normal(bits); }
@@ -61,12 +61,12 @@ __device__ inline void store_normal(__nv_fp8_e4m3& to, uint64_t bits) {
   to = __nv_fp8_e4m3(kFp8Spread * normal(bits));
 }
 __device__ inline void store_normal(double& to, uint64_t bits) { to = normal(bits); }
-// Scales: positive, and different from block to block.
+// A float is a scale, so it is positive.
 __device__ inline void store_normal(float& to, uint64_t bits) {
   to = (0.5f + uniform(static_cast<uint32_t>(bits))) / kFp8Spread;
 }
 
-// Sums of many terms: far from what a product alone is.
+// A sum to which a kernel adds a product. It is much larger than the product alone.
 struct Sum {
   float value;
 };
@@ -80,7 +80,8 @@ __global__ void fill_random(T* data, size_t count, uint64_t seed) {
   }
 }
 
-// Normal data of T, or scales where T is float. Zeros would draw less power and run faster.
+// Returns normally distributed data, or scales if T is float. With zeros, kernels would draw less
+// power and run faster.
 template <class T>
 std::shared_ptr<void> random_data(size_t count, uint64_t seed) {
   auto const data = allocate(count * sizeof(T));
@@ -96,11 +97,11 @@ static __global__ void read_all(uint4 const* data, size_t count, unsigned* never
     uint4 const x = data[i];
     sum += x.x ^ x.y ^ x.z ^ x.w;
   }
-  // The sum of zeros is zero, but the compiler does not know that.
+  // All data are zeros, so nothing is written, but the compiler does not know that.
   if (sum != 0) *never = sum;
 }
 
-// Replaces what the L2 cache holds by clean lines.
+// Reads other memory, so that the L2 cache holds no operands, and no lines to be written back.
 class CacheFlush {
  public:
   CacheFlush() : data_(allocate(kBytes)) {
@@ -117,8 +118,8 @@ class CacheFlush {
   std::shared_ptr<void> data_;
 };
 
-// Keeps the device busy until the host has queued what is timed: without it, the host's time for a
-// launch would be part of it.
+// Keeps the device busy until the host has queued the launch that is timed. Otherwise the host's
+// time for the launch would be measured too.
 static __global__ void hold(uint64_t nanoseconds) {
   auto const now = [] {
     uint64_t time;
@@ -129,8 +130,8 @@ static __global__ void hold(uint64_t nanoseconds) {
   }
 }
 
-// Microseconds of each of `rounds` launches, each with a cold cache and after a pause in which the
-// chip cools down; the first round is dropped.
+// Returns the sorted microseconds of `rounds` launches. Each launch has a cold cache, and follows a
+// pause in which the chip cools down. One more launch comes first and is not counted.
 template <class Launch>
 std::vector<float> time_launches(Launch const& launch, int rounds, int pause_us) {
   static CacheFlush const flush;

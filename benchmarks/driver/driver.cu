@@ -1,11 +1,13 @@
-// Times the kernels of a source tree without JAX: reads problems, prints a line for each.
+// Times the kernels of a source tree without JAX. Reads problems, and prints a line for each.
 //
-//   driver [--rounds N] [--pause-us N] [--samples N] < problems
+//   driver [--rounds N] [--pause-us N] [--samples N]
+//          [--config N] [--stream-k N] [--few-rows N] < problems
 //
-// and --config, --stream-k, --few-rows with a number, for the members of Choice.
-// See problem.h for the input. The output has: label; median and least microseconds; TFLOP/s, or
-// TB/s of what bytes alone count for; the largest error of randomly chosen elements over what
-// rounding explains, or how many bytes a quantiser got wrong; ok or WRONG.
+// The last three options set the members of Choice. problem.h describes the input. A line of output
+// has the label, the median and the least time in microseconds, the speed, the error, and ok or
+// WRONG. The speed is in TFLOP/s, or in TB/s for problems that mainly move bytes. The error is the
+// largest error of randomly chosen elements, divided by the error that rounding explains. For
+// quantisers and copies, the error is the number of wrong values.
 #include <cstring>
 
 #include "gated.h"
@@ -72,7 +74,7 @@ Prepared prepare(Problem const& problem, Choice const& choice) {
   std::exit(2);
 }
 
-// Whether all results were right.
+// Checks and times all problems of the input. Returns whether all results were right.
 bool run(Options const& options) {
   bool right = true;
   Problem problem;
@@ -85,7 +87,7 @@ bool run(Options const& options) {
         require(cudaMemcpy(out, prepared.initial, prepared.out_bytes, cudaMemcpyDeviceToDevice),
                 "cudaMemcpy");
       } else if (prepared.out_bytes > 0) {
-        // All bits set are NaNs, which nothing that is left out of a result can hide behind.
+        // Fill the result with NaNs, so that elements which the kernel does not write are found.
         require(cudaMemset(out, 0xff, prepared.out_bytes), "cudaMemset");
       }
       require(prepared.launch(nullptr), problem.label.c_str());

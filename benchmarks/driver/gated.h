@@ -1,4 +1,4 @@
-// Gate and up of an expert MLP whose rows are tokens in another order.
+// Problems that compute gate, up and hidden of an expert MLP, whose rows are copies of tokens.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,11 @@
 
 namespace driver {
 
-// Rows of each token.
+// The number of pairs of each token.
 constexpr int kChoices = 8;
 
-// Compares gate and up with double precision, and hidden with that of the kernel's gate and up.
+// Compares the kernel's gate and up with sums in double precision. Compares its hidden with the
+// hidden that follows from its gate and up.
 static __global__ void compare_gated(jgg::mlp::GatedArguments a, int const* group_of_row,
                                      int samples, int* worst) {
   int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -51,8 +52,8 @@ static __global__ void compare_gated(jgg::mlp::GatedArguments a, int const* grou
   if (lane == 0) atomicMax(worst, __float_as_int(ratio));
 }
 
-// "gated_in_place": rows / 8 tokens, which the product reads where they are; "gated_copies": copied
-// to rows by a kernel before. Every tenth row is not of a token.
+// There are rows / 8 tokens, and a tenth of the rows has no token. The product of "gated_in_place"
+// reads tokens where they are. For "gated_copies" another kernel first copies tokens to rows.
 inline Prepared prepare_gated(Problem const& problem) {
   Prepared prepared{};
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;

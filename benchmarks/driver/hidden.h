@@ -1,4 +1,4 @@
-// The elementwise steps of an MLP in FP8, and copies of quantised tokens to rows.
+// Problems of the elementwise steps of an MLP in FP8, and of copies of quantised tokens to rows.
 #pragma once
 
 #include <numeric>
@@ -12,7 +12,7 @@ namespace driver {
 
 constexpr jgg::mlp::QuantizedHiddenFormat kHiddenFormat{jgg::ElementType::kE4m3, false};
 
-// In double precision, of silu.
+// Hidden and the gradients of gate and up in double precision. The activation is silu.
 struct HiddenReference {
   double hidden, dgate, dup, unweighted;
 
@@ -31,7 +31,8 @@ __device__ inline double from_e4m3(uint8_t bits) {
   return static_cast<float>(x);
 }
 
-// Whether a quantised number is one of the nearest, of numbers that were rounded to bfloat16.
+// Returns whether `q` times `scale` is close enough to `want`, which the kernel rounds to bfloat16
+// before it quantises it.
 __device__ inline bool is_quantized(double want, uint8_t q, float scale) {
   double const got = from_e4m3(q) * scale;
   return fabs(got - want) <= (0x1p-4 + 0x1p-7) * fabs(want) + scale * 0x1.1p-10;
@@ -41,7 +42,8 @@ __device__ inline bool is_rounded(double want, __nv_bfloat16 got, double largest
   return fabs(double(__bfloat162float(got)) - want) <= 0x1.2p-8 * fabs(want) + 1e-5 * largest;
 }
 
-// A thread a block of columns. Without dh only hidden is compared.
+// Counts wrong results. A thread checks a block of columns of a row at a time. Without dh, only
+// hidden is checked.
 static __global__ void compare_hidden(jgg::mlp::QuantizedGradients z, int* wrong) {
   jgg::mlp::Projections const& p = z.projections;
   int const blocks = p.blocks(), pitch = p.pitch();
@@ -102,7 +104,7 @@ static __global__ void compare_hidden(jgg::mlp::QuantizedGradients z, int* wrong
   if (bad) atomicAdd(wrong, bad);
 }
 
-// Where the weights' zeros left zeros.
+// Sets the padding of projections to zero. In a layer it is zero because the weights are padded.
 static __global__ void clear_padding(__nv_bfloat16* projections, int64_t rows, int columns,
                                      int pitch) {
   int64_t const padding = pitch - columns, count = rows * 2 * padding;
@@ -112,7 +114,8 @@ static __global__ void clear_padding(__nv_bfloat16* projections, int64_t rows, i
   }
 }
 
-// "quantize_hidden" and "quantize_gradients": of hidden [rows, n].
+// "quantize_hidden" quantises hidden [rows, n]. "quantize_gradients" computes hidden, and quantises
+// the gradients of gate and up.
 inline Prepared prepare_hidden(Problem const& problem, bool is_gradient) {
   Prepared prepared{};
   prepared.most_error = 0;
@@ -176,7 +179,7 @@ static __global__ void compare_copies(uint8_t const* x, uint8_t const* y, int co
   if (bad) atomicAdd(wrong, bad);
 }
 
-// "dispatch_fp8": rows / groups tokens of k values with their scales, each copied to `groups` rows.
+// "dispatch_fp8" copies each of rows / groups tokens, k values with their scales, to `groups` rows.
 inline Prepared prepare_dispatch(Problem const& problem) {
   Prepared prepared{};
   prepared.most_error = 0;

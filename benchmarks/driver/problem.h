@@ -1,4 +1,4 @@
-// A line of input, and what every kind of problem is prepared into.
+// A problem, which is a line of input, and what the driver prepares for it.
 #pragma once
 
 #include <functional>
@@ -12,9 +12,9 @@
 
 namespace driver {
 
-// A ragged product in the terms of benchmarks/harness/cases.py: `k` is contracted unless
-// `contracting`, in which rows are. For a symmetric update: `groups` matrices of [rows, rows], `k`
-// terms.
+// A ragged product has the sizes of a shape in benchmarks/harness/cases.py. It contracts k, or
+// rows if its kind has "tn" in its name. A symmetric update has `groups` results [rows, rows], and
+// contracts k.
 struct Problem {
   std::string kind;
   std::string label;
@@ -27,7 +27,8 @@ struct Problem {
   int used_rows() const { return std::accumulate(sizes.begin(), sizes.end(), 0); }
 };
 
-// `kind label groups rows k n size...`; false at the end of the input.
+// Reads a line `kind label groups rows k n size...`, with the size of each group. Returns false at
+// the end of the input.
 inline bool read(std::istream& input, Problem& problem) {
   std::string line;
   while (std::getline(input, line)) {
@@ -43,17 +44,18 @@ inline bool read(std::istream& input, Problem& problem) {
   return false;
 }
 
-// Which of the compiled kernels to run.
+// Chooses among the compiled kernels.
 struct Choice {
-  int config = 0;     // in the family's list: ragged products and symmetric updates
+  int config = 0;     // ragged products, symmetric updates: the number of the tile in its table
   int stream_k = 0;   // ragged products: whether the last wave is cut along K
-  int few_rows = 16;  // FP8 products: rows a group up to which they are on the other side of WGMMA
+  int few_rows = 16;  // FP8 products: up to this many rows a group, the kernel is a swapped one
 };
 
-// For schedules that need scratch memory; those that count in it expect zeros.
+// The bytes of the workspace. It is set to zero, because schedules with counters in it expect this.
 constexpr size_t kWorkspaceBytes = 64 << 20;
 
-// Sets members that not every source tree has.
+// These functions set members that not every source tree has. The overloads with `long` are for
+// trees without the member.
 template <class T>
 auto set_workspace(T& to, void* workspace, int) -> decltype(to.workspace = workspace, void()) {
   to.workspace = workspace;
@@ -77,13 +79,13 @@ struct Prepared {
   size_t out_bytes;
   void const* initial = nullptr;  // contents of the result, if the kernel reads it
   double flops;
-  double bytes = 0;  // read and written, where that is what counts
-  // Of the result against something other than a reference product, given a number of samples.
+  double bytes = 0;  // read and written, if the speed is in TB/s; otherwise 0
+  // Returns the largest error of a number of samples. If empty, `reference` gives the error.
   std::function<float(int)> worst_error;
   float most_error = 1;
   std::vector<std::shared_ptr<void>> buffers;
 
-  // Keeps a buffer as long as the problem.
+  // Keeps a buffer as long as this object exists, and returns its address.
   template <class T>
   T* keep(std::shared_ptr<void> const& buffer) {
     buffers.push_back(buffer);
@@ -97,10 +99,10 @@ inline void* keep_workspace(Prepared& prepared) {
   return workspace;
 }
 
-// Operands are different from each other, and the same in every process.
+// Each operand has its own seed, so operands differ. They are the same in every process.
 enum Seed : uint64_t { kLhs = 1, kRhs, kLhsScales, kRhsScales, kOut };
 
-// First and past-the-last row of each group, in groups that start at multiples of `pad` rows.
+// Sets where each group begins and ends. Groups start at multiples of `pad` rows.
 inline void set_groups(Prepared& prepared, std::vector<int> const& sizes, int pad) {
   std::vector<int> begin, end;
   int at = 0;

@@ -1,4 +1,4 @@
-// FP8 quantisers of bfloat16 data, and a copy of as much memory as shows what they could reach.
+// Problems that quantise bfloat16 data to FP8, and a copy, which shows how fast memory is.
 #pragma once
 
 #include "quantize/quantize.h"
@@ -6,8 +6,10 @@
 
 namespace driver {
 
-// Blocks of `rows` x `columns` elements that share a scale, in one of several matrices. A block row
-// of a group is a block of its own: `starts` are the first rows of all of them, and the end.
+// Matrices x [matrices, rows, columns] and their quantised form. A block of block_rows x
+// block_columns elements shares a scale. If `starts` is given, rows belong to groups, and x is one
+// matrix. Row block i then begins at row starts[i], ends before row starts[i + 1], and is in one
+// group. The result is q [row_blocks, columns, block_rows] and scale [row_blocks, columns].
 struct Quantized {
   __nv_bfloat16 const* x;
   uint8_t const* q;
@@ -17,9 +19,9 @@ struct Quantized {
   int64_t columns;
   int block_rows;
   int block_columns;
-  bool transposed;    // q is [columns, rows] of each matrix; or, with `starts`,
-  int const* starts;  // [row_blocks + 1] rows of x: q [row_blocks, columns, block_rows], and scales
-  int64_t row_blocks;  // [row_blocks, columns]
+  bool transposed;     // whether q has the transpose of each matrix or block
+  int const* starts;   // [row_blocks + 1], or null
+  int64_t row_blocks;  // used if `starts` is given
 };
 
 // Rounds a float to the nearest e4m3, as the kernels do.
@@ -27,7 +29,7 @@ __device__ inline uint8_t to_e4m3(float x) {
   return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 
-// A thread a block of elements. Counts elements and scales that are not what they should be.
+// Counts wrong elements and wrong scales. A thread checks one block at a time.
 static __global__ void compare_quantized(Quantized z, int* wrong) {
   int64_t const across = (z.columns + z.block_columns - 1) / z.block_columns;
   int64_t const down = z.starts ? z.row_blocks : (z.rows + z.block_rows - 1) / z.block_rows;
@@ -47,7 +49,7 @@ static __global__ void compare_quantized(Quantized z, int* wrong) {
         largest = fmaxf(largest, fabsf(__bfloat162float(x[r * z.columns + c])));
       }
     }
-    // Normal data: no block is near zero but those without rows.
+    // The largest magnitude is zero only in blocks without rows, because data are random.
     float const scale = largest > 0 ? largest * (1 / 448.0f) : 1;
     int64_t const scale_at = z.starts || !z.transposed
                                  ? (matrix * down + block_row) * across + block_column
@@ -82,7 +84,7 @@ inline float count_wrong(Quantized const& quantized) {
 constexpr jgg::quantize::QuantizeFormat kQuantizeFormat{jgg::ElementType::kBf16,
                                                         jgg::ElementType::kE4m3, false};
 
-// An FP8 form of an operand, for a quantiser to write.
+// The memory of an FP8 form of an operand, which a quantiser writes.
 struct Form {
   uint8_t* q;
   float* scale;
@@ -102,7 +104,7 @@ inline __nv_bfloat16* quantizer_operand(Prepared& prepared, int64_t count) {
   return prepared.keep<__nv_bfloat16>(random_data<__nv_bfloat16>(count, kLhs));
 }
 
-// "quantize_rows": x [rows, k] in blocks of 1 x 128.
+// "quantize_rows" quantises x [rows, k] in blocks of 1 x 128.
 inline Prepared prepare_quantize_rows(Problem const& problem) {
   int64_t const m = problem.rows, k = problem.k;
   Prepared prepared{};
@@ -118,7 +120,7 @@ inline Prepared prepare_quantize_rows(Problem const& problem) {
   return prepared;
 }
 
-// "quantize_weights": w [groups, k, n] in blocks of 128 x 128, both ways round.
+// "quantize_weights" quantises w [groups, k, n] in blocks of 128 x 128, plain and transposed.
 inline Prepared prepare_quantize_weights(Problem const& problem) {
   int64_t const g = problem.groups, k = problem.k, n = problem.n;
   Prepared prepared{};
@@ -141,8 +143,8 @@ inline Prepared prepare_quantize_weights(Problem const& problem) {
   return prepared;
 }
 
-// "quantize_ragged": x [rows, k] in blocks of 1 x 128, and transposed in blocks of 128 rows of a
-// group.
+// "quantize_ragged" quantises x [rows, k] in blocks of 1 x 128, and its transpose in blocks of 128
+// rows of a group.
 inline Prepared prepare_quantize_ragged(Problem const& problem) {
   int64_t const m = problem.rows, k = problem.k;
   int64_t const row_blocks = blocks(m) + std::min(problem.groups, problem.rows);
@@ -164,7 +166,7 @@ inline Prepared prepare_quantize_ragged(Problem const& problem) {
     for (int done = 0; done < size; done += kBlock) starts.push_back(at + done);
     at += size;
   }
-  // Blocks past the last one are without rows.
+  // The remaining blocks have no rows.
   starts.resize(row_blocks + 1, at);
   auto* starts_on_device = prepared.keep<int>(to_device(starts));
   prepared.worst_error = [=](int) {
@@ -184,7 +186,7 @@ static __global__ void copy_all(uint4 const* from, uint4* to, size_t count) {
   }
 }
 
-// "copy": a gibibyte, whatever the shape.
+// "copy" copies a gibibyte, whatever the shape.
 inline Prepared prepare_copy() {
   constexpr size_t kBytes = size_t(1) << 30;
   Prepared prepared{};

@@ -1,4 +1,4 @@
-// bfloat16 products of ragged rows.
+// Problems that are bfloat16 ragged products.
 #pragma once
 
 #include "problem.h"
@@ -7,7 +7,7 @@
 
 namespace driver {
 
-// to += values, in vectors.
+// Adds `values` to `to`, in vectors of four floats.
 static __global__ void add_to(float4* to, float4 const* values, int64_t vectors) {
   int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= vectors) return;
@@ -20,9 +20,13 @@ static __global__ void add_to(float4* to, float4 const* values, int64_t vectors)
   to[i] = sum;
 }
 
-// "nn": rhs [groups, k, n]; "nt": rhs [groups, n, k]; "tn": rows are contracted, result
-// [groups, k, n]; "tn_f32": into float32; "tn_f32_add": added to what is there, of float32;
-// "tn_f32_then_add": the same by a product and a pass that adds it.
+// The kinds of problems:
+//   nn               rhs [groups, k, n]
+//   nt               rhs [groups, n, k]
+//   tn               rows are contracted, and the result is [groups, k, n]
+//   tn_f32           as tn, with a float32 result
+//   tn_f32_add       the kernel adds the float32 product to sums
+//   tn_f32_then_add  one kernel computes the float32 product, and another adds it to sums
 inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   bool const contracting = problem.kind[0] == 't', to_f32 = problem.kind != "tn" && contracting;
   bool const adds = problem.kind == "tn_f32_add", then_adds = problem.kind == "tn_f32_then_add";

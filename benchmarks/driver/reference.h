@@ -1,4 +1,4 @@
-// A naive product on the GPU, for randomly chosen elements of a result.
+// A simple product on the GPU, which checks randomly chosen elements of a result.
 #pragma once
 
 #include "device.h"
@@ -14,7 +14,8 @@ __host__ __device__ inline double load(void const* data, Element type, int64_t i
   return static_cast<double const*>(data)[i];
 }
 
-// One factor of every term: element (line, term) of a group's matrix, times the scale of its block.
+// An operand. A line of lhs belongs to a row of the result, and a line of rhs to a column. at()
+// returns one element of a line, the factor of a term, times the scale of the element's block.
 struct Factor {
   void const* data;
   Element type;
@@ -26,7 +27,7 @@ struct Factor {
   int64_t scale_line_stride;
   int64_t scale_block_stride;
   int lines_per_scale;
-  int64_t block_gap = 0;  // elements between the end of 128 terms of a line and the next 128
+  int64_t block_gap = 0;  // elements between a block of 128 terms of a line and the next block
 
   __host__ __device__ double at(int group, int line, int term) const {
     double const value = load(
@@ -44,18 +45,18 @@ struct Reference {
   Factor rhs;
   void const* out;
   Element out_type;
-  bool complex;  // of which only the real parts are looked at
+  bool complex;  // only real parts are checked
   int groups;
-  int rows;  // of one result: [rows, columns], or [groups, rows, columns] if `stacked`
+  int rows;  // the result is [rows, columns], or [groups, rows, columns] if `stacked`
   int columns;
   int terms;
   bool stacked;
   bool triangular;         // elements above the diagonal are zero
   bool two_products;       // lhs rhs^T + rhs lhs^T
-  int const* group_begin;  // [groups] terms of a stacked result, else its rows; null: all of them
+  int const* group_begin;  // [groups]: first term if `stacked`, else first row. Null: all terms
   int const* group_end;
-  float const* added_to;     // what the product is added to, as large as the result; or null
-  float accumulation_error;  // allowed, relative to the sum of magnitudes
+  float const* added_to;     // the values that the product is added to, or null
+  float accumulation_error;  // allowed, relative to the sum of the terms' magnitudes
 };
 
 struct Place {
@@ -66,8 +67,8 @@ struct Place {
   int last_term;
 };
 
-// Element `sample` of a random choice. A row that no group owns has no terms, nor has what is not
-// in a triangle.
+// Returns the random element that belongs to the number `sample`, and its terms. An element has no
+// terms if no group owns its row, or if it is above the diagonal of a triangle.
 __host__ __device__ inline Place choose(Reference const& r, uint64_t sample) {
   uint64_t const bits = hash(sample);
   Place place{};
@@ -91,8 +92,9 @@ __host__ __device__ inline double rounding(Element type) {
   return type == Element::kF64 ? 0x1p-52 : type == Element::kF32 ? 0x1p-23 : 0x1p-8;
 }
 
-// The error of an element over what rounding explains, given its exact value and the sum of its
-// terms' magnitudes. Without terms it must be exactly zero, or unchanged; a NaN is never right.
+// Returns the error of an element, divided by the error that rounding explains. `exact` is the sum
+// of its terms, and `magnitude` the sum of their magnitudes. An element without terms that is added
+// to nothing has to be exactly zero. The ratio of a NaN is infinite.
 __host__ __device__ inline float error_ratio(Reference const& r, Place const& place, double exact,
                                              double magnitude) {
   int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
@@ -108,7 +110,7 @@ __host__ __device__ inline float error_ratio(Reference const& r, Place const& pl
   return error / (rounding(r.out_type) * fabs(exact) + r.accumulation_error * magnitude);
 }
 
-// A term of the sum: one product, or two.
+// Returns a term of the sum, which is one product or two, and its magnitude.
 __host__ __device__ inline double2 term_and_magnitude(Reference const& r, Place const& p, int t) {
   double const term = r.lhs.at(p.group, p.row, t) * r.rhs.at(p.group, p.column, t);
   if (!r.two_products) return {term, fabs(term)};
@@ -116,8 +118,8 @@ __host__ __device__ inline double2 term_and_magnitude(Reference const& r, Place 
   return {term + other, fabs(term) + fabs(other)};
 }
 
-// A warp an element. `worst` is the largest ratio as the bits of a float, whose order is that of
-// non-negative floats.
+// A warp checks one element. `worst` becomes the largest ratio, as the bits of a float, because
+// atomicMax() takes integers. The bits of non-negative floats have the order of the floats.
 static __global__ void compare(Reference r, int samples, int* worst) {
   int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (warp >= samples) return;
@@ -135,7 +137,7 @@ static __global__ void compare(Reference r, int samples, int* worst) {
   if (lane == 0) atomicMax(worst, __float_as_int(error_ratio(r, place, sum, magnitude)));
 }
 
-// The largest error of `samples` elements over what rounding explains: at most one if all is well.
+// Returns the largest error_ratio() of `samples` elements, at most one if the result is right.
 inline float worst_error(Reference const& reference, int samples) {
   auto const worst = allocate(sizeof(int));
   require(cudaMemset(worst.get(), 0, sizeof(int)), "cudaMemset");

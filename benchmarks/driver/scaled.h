@@ -1,4 +1,4 @@
-// FP8 products of ragged rows, with scales in blocks.
+// Problems that are FP8 ragged products.
 #pragma once
 
 #include "problem.h"
@@ -10,7 +10,7 @@ constexpr int64_t kBlock = 128;
 
 inline int64_t blocks(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
-// Zeros in blocks [columns, 128] of rows, where no group owns a row.
+// Sets rows that no group owns to zero, in transposed blocks [columns, 128] of 128 rows.
 static __global__ void clear_gaps(__nv_fp8_e4m3* data, int64_t columns, int rows,
                                   uint8_t const* owned) {
   int64_t const count = columns * rows, stride = int64_t(gridDim.x) * blockDim.x;
@@ -19,7 +19,7 @@ static __global__ void clear_gaps(__nv_fp8_e4m3* data, int64_t columns, int rows
   }
 }
 
-// Transposed blocks of rows [padded / 128, columns, 128], each of one group.
+// Returns transposed blocks of rows [padded / 128, columns, 128]. A block has rows of one group.
 inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t columns, int padded,
                                              Seed seed) {
   std::vector<uint8_t> owned(padded);
@@ -36,11 +36,11 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t col
   return data;
 }
 
-// The tiles that the plan takes; see jax_grouped_gemm/_src/fp8/scaled/plan.py.
+// The same tiles as in Python's plan, jax_grouped_gemm/_src/fp8/scaled/plan.py.
 constexpr jgg::TileConfig kScaledTile{128, 256, 2},
     kSwappedTile{32, 128, 1, jgg::KernelKind::kSwapped};
 
-// Prepares what both products share.
+// Prepares what noncontracting and contracting products share.
 inline Prepared prepare_common(Problem const& problem, jgg::ScaledArguments& arguments,
                                size_t out_bytes) {
   Prepared prepared{};
@@ -61,10 +61,12 @@ inline Prepared prepare_common(Problem const& problem, jgg::ScaledArguments& arg
   return prepared;
 }
 
-// "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16;
-// "fp8_nt_padded": the same with rows of scales filled up to multiples of 16 bytes; "fp8_nt_rows":
-// a scale for each row of lhs and rhs; "fp8_nt_rows_in_steps": the same by the kernel that takes
-// scales of steps; "fp8_nt_rows_fast": sums in the tensor cores alone.
+// Products of lhs [rows, k] and rhs [groups, n, k] with a bfloat16 result, of these kinds:
+//   fp8_nt                scales for blocks of 1 x 128 of lhs and of 128 x 128 of rhs
+//   fp8_nt_padded         as fp8_nt, with rows of scales padded to multiples of 16 bytes
+//   fp8_nt_rows           a scale for each row of lhs and of rhs
+//   fp8_nt_rows_in_steps  as fp8_nt_rows, by the kernel whose scales may change along K
+//   fp8_nt_rows_fast      as fp8_nt_rows, but only the tensor cores add
 inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   jgg::ScaledArguments arguments{};
@@ -115,8 +117,9 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   return prepared;
 }
 
-// "fp8_tn": lhs [p / 128, k, 128] and rhs [p / 128, n, 128], scaled by 128 rows of a group, into
-// bfloat16; "fp8_tn_f32": into float32.
+// Products of lhs [p / 128, k, 128] and rhs [p / 128, n, 128], where p counts rows with padding. In
+// each column, 128 rows of a group share a scale. The result of "fp8_tn" is bfloat16, and that of
+// "fp8_tn_f32" is float32.
 inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));

@@ -1,4 +1,4 @@
-// One triangle of symmetric updates, in bfloat16 and in double precision.
+// Problems that compute one triangle of symmetric updates, in bfloat16 or in double precision.
 #pragma once
 
 #include "fp64/rank_k.h"
@@ -9,8 +9,8 @@
 
 namespace driver {
 
-// The operands and the scales, alpha = 1 and beta = 0 for each matrix. A complex number is two of
-// T.
+// Returns a stack with random operands, and with alpha = 1 and beta = 0 for each matrix. A complex
+// number is stored as two numbers of type T.
 template <class T, class Scale, class Stack>
 Stack prepare_stack(Problem const& problem, bool two_products, bool complex, Prepared& prepared) {
   int const parts = complex ? 2 : 1;
@@ -39,7 +39,8 @@ Stack prepare_stack(Problem const& problem, bool two_products, bool complex, Pre
 template <class Stack>
 Reference update_reference(Problem const& problem, Stack const& stack, Element type, bool complex) {
   int64_t const n = problem.rows, k = problem.k;
-  // The real part of a product with a conjugate is the product of rows of twice as many numbers.
+  // The real part of x conj(y) is Re x Re y + Im x Im y. So the real part of a product of complex
+  // rows is a product of real rows with twice as many numbers.
   int64_t const terms = complex ? 2 * k : k;
   Reference reference{};
   reference.lhs = {stack.a, type, n * terms, terms, 1};
@@ -61,7 +62,7 @@ inline double update_flops(Problem const& problem, bool two_products, bool compl
          problem.rows * problem.k;
 }
 
-// "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
+// "syrk" computes A A^T, and "syr2k" A B^T + B A^T, for `groups` matrices [rows, k].
 inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
   using jgg::ElementType, jgg::OtherTriangle, jgg::RankKStack;
   bool const two_products = problem.kind == "syr2k";
@@ -80,7 +81,7 @@ inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
   return prepared;
 }
 
-// "syr2k_f64": A B^T + B A^T, "her2k_c128": A B^H + B A^H.
+// "syr2k_f64" computes A B^T + B A^T, and "her2k_c128" A B^H + B A^H.
 inline Prepared prepare_fp64_update(Problem const& problem, Choice const& choice) {
   using jgg::ElementType, jgg::fp64::RankKStack;
   bool const complex = problem.kind == "her2k_c128";
