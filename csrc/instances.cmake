@@ -60,8 +60,8 @@ jgg_add_instances(
   TYPES kF32
 )
 
-# Their additions are paced: one in so many pauses, of products, and of those that scales are
-# multiplied by before.
+# The float32 additions of FP8 kernels are paced (cmake/pace_additions.py): one instruction in
+# ADDITIONS_PER_PAUSE pauses. Multiplications by scales between the additions count too.
 jgg_add_product(
   scaled_ragged_noncontracting
   NAMESPACE jgg
@@ -220,7 +220,7 @@ jgg_add_instances(
   TYPES kF32
 )
 
-# Layers in float16 run composed of ragged products.
+# Fused kernels of MLPs take only bfloat16. Layers in float16 consist of separate ragged products.
 jgg_add_product(
   gated_ragged_dot
   NAMESPACE jgg::mlp

@@ -22,7 +22,7 @@ enum class KernelKind {
   kFine,         // a thread block for each small tile, for updates of few tiles
 };
 
-// What identifies a compiled kernel. Python's plan chooses a kernel by these values.
+// The values that identify a compiled kernel. Python's plan chooses them.
 struct TileConfig {
   int tile_m;
   int tile_n;

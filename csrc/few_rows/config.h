@@ -27,7 +27,7 @@ constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 // groups, the schedule reads sizes where it needs them.
 constexpr int kGroupsAtOnce = 512;
 
-// The groups, which are read and sorted before the first tile.
+// The sizes of groups and the order of pairs, which are read and sorted before the first tile.
 struct Groups {
   alignas(16) int order[mlp::Pairs::kMost];  // the pair of each row
   int sizes[kGroupsAtOnce];

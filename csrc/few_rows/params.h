@@ -62,9 +62,9 @@ struct Product {
   }
 };
 
-// Returns whether sums are of gate and up. A kernel without `Config::kHasUp` computes both kinds of
-// products, so that the two products of a layer fetch the code of only one kernel. In such a
-// kernel, tiles and `WorkTile::n` count the columns of gate and up together.
+// Returns whether sums are of gate and up. A kernel without `Config::kHasUp` computes products with
+// up and products without up, so that the two products of a layer fetch the code of only one
+// kernel. In such a kernel, tiles and `WorkTile::n` count the columns of gate and up together.
 template <class Config>
 __device__ bool has_up(Product const& params) {
   if constexpr (requires { Config::kHasUp; }) return Config::kHasUp;

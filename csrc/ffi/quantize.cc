@@ -25,7 +25,7 @@ ElementType source_type(Call& call, ffi::AnyBuffer const& x) {
   return call.type(x, kFloats, "the quantisers take bf16, f16 or f32");
 }
 
-// The forms of a result that are wanted. All have the same FP8 type and the batches of the
+// The forms of a result that are wanted. All have the same FP8 type, and as many batches as the
 // operands.
 class Forms {
  public:

@@ -45,7 +45,7 @@ cudaError_t fp64_gemm(TileConfig config, GemmArguments const& arguments, cudaStr
   return with_constants(
       [&](auto shape, auto lhs_transposed, auto rhs_transposed, auto wide) {
         using Shape = decltype(shape);
-        // Numbers of 16 bytes are always copied whole.
+        // A copy is at least one element, and complex128 elements have 16 bytes.
         constexpr int kUnitBytes = wide || sizeof(typename Shape::Element) == 16 ? 16 : 8;
         // The mainloop reads both operands as panels of rows, so a plain rhs [k, n] counts as
         // transposed.

@@ -51,8 +51,8 @@ struct KernelConfig : Shape {
   static constexpr int kPanelBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = 2 * kPanelBytes;
   static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
-  // The loader is up to kStages - 1 steps ahead. If tiles have one step, it is as many rounds
-  // ahead.
+  // The loader is up to kStages - 1 steps ahead of the products, and up to kStages - 1 rounds ahead
+  // if tiles have one step.
   static constexpr int kTileSlots = 4, kTileSlotBytes = 128;
   static_assert(kTileSlots > kStages);
   // Shared memory has stages, a staged tile, a factor, and the tiles of the rounds in progress.

@@ -109,8 +109,8 @@ class Loader {
     }
   }
 
-  // Begins a share of the copies of the next step. Each group of a step's products begins one
-  // share.
+  // Begins share `group` of the copies of the next step. The mainloop calls it once for each of the
+  // kGroups groups of a step's products.
   __device__ void copy(int group) {
     if (k_left_ <= 0) return;
     constexpr int kShare = LhsCursor::kPasses / Config::kGroups;

@@ -142,8 +142,8 @@ class Mainloop {
 
   template <class Layout>
   __device__ Element read(int offset, int rows, int quads) const {
-    // The stage is added first. Otherwise the compiler would compute the sums that depend only on
-    // the thread in advance, and keep them in registers.
+    // Add the stage to the offset first. Otherwise the compiler would compute in advance the sums
+    // that depend only on the thread, and keep them in registers.
     int const in_stages = stage_ * Config::kStageBytes + offset;
     return *reinterpret_cast<Element const*>(stages_ + Layout::shifted(in_stages, rows, quads));
   }
@@ -179,7 +179,7 @@ class Mainloop {
       auto& lhs = fragments.lhs[m];
       multiply_row(accumulators.sums[m], lhs, fragments.rhs[0]);
       if constexpr (Config::kParts == 2) {
-        // The factor of the imaginary part of the rhs: i lhs, or -i lhs if the rhs is to be
+        // The imaginary part of the rhs is multiplied by i lhs, or by -i lhs if the rhs is to be
         // conjugated.
         double turned[kQuads][2];
 #pragma unroll

@@ -44,7 +44,7 @@ cudaError_t fp64_rank_k(TileConfig config, RankKArguments const& arguments, cuda
   return with_constants(
       [&](auto shape, auto transpose, auto wide) {
         using Shape = decltype(shape);
-        // Numbers of 16 bytes are always copied whole.
+        // A copy is at least one element, and complex128 elements have 16 bytes.
         constexpr int kUnitBytes = wide || sizeof(typename Shape::Element) == 16 ? 16 : 8;
         return launch_rank_k<KernelConfig<Shape, transpose, transpose, kUnitBytes>>(arguments,
                                                                                     stream);

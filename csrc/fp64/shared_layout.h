@@ -38,7 +38,7 @@ struct PanelLayout {
 
   // Returns the offset of the element that is 8 * `rows` rows and 4 * `quads` values of k after the
   // element at `offset`. The element at `offset` has k below 4, and its row modulo 32 is below 8.
-  // If `rows` and `quads` are constants, this takes an exclusive or and an immediate.
+  // If `rows` and `quads` are constants, this is an exclusive or and a constant offset.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
     if constexpr (kTransposed) {
       int const bytes = rows * 8 * kSize;

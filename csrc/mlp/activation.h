@@ -84,7 +84,7 @@ struct Gated {
   float activation;
   float up;          // what the activation is multiplied by
   float derivative;  // of the activation with respect to gate
-  float up_slope;    // of `up` with respect to the argument; 0 where that is clamped
+  float up_slope;    // of `up` with respect to the argument; 0 where the argument is clamped
 };
 
 // Returns the smaller of `limit` and x. NaN stays NaN, whereas fminf would return the limit.

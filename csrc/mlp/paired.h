@@ -16,7 +16,7 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   struct Params : Rows::Params {
     CUtensorMap second_lhs;
     CUtensorMap second_rhs;
-    int second_k;  // where the second product begins: whole steps, the last one filled with zeros
+    int second_k;  // where the second product begins: k of the first, rounded up to whole steps
   };
 
   template <class Loader>

@@ -1,5 +1,5 @@
-// AdamW in float32, which also writes the FP8 weights. Apart from the FP8 weights themselves, it
-// moves no more bytes than AdamW without them.
+// AdamW in float32, which also writes the FP8 weights. The bytes of the FP8 weights are all that it
+// moves in addition to plain AdamW.
 #include "optimizer/block_update.h"
 
 namespace jgg::optimizer {

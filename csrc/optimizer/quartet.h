@@ -38,7 +38,7 @@ struct Loaded {
 };
 
 // Reads the first `count` elements from `at` on, and zeros for the rest. With `kAligned`, quartets
-// start at multiples of their size, and exist as a whole or not at all.
+// start at multiples of their size, and have either all elements or none.
 template <bool kAligned>
 __device__ __forceinline__ Loaded load(Elements const& from, int64_t at, int count) {
   Loaded loaded{};

@@ -1,4 +1,4 @@
-// The product for groups of more rows. Two consumers decode records from shared memory into
+// The product for groups of more than 16 rows. Two consumers decode records from shared memory into
 // registers, which are WGMMA's operand on the M side. Columns of the matrices are on the M side,
 // and rows are on the N side, which is as wide as the tile has rows. Decoding 16 elements of K
 // overlaps with the products of the previous 16.
@@ -20,8 +20,8 @@ using sm90::kWarpgroup;
 constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 
 // With one thread block on a multiprocessor, each warp scheduler has two warps that decode, and
-// these wait more than they issue. So two thread blocks share a multiprocessor if tiles have few
-// rows.
+// these two warps wait longer than they issue. So two thread blocks share a multiprocessor if tiles
+// have few rows.
 template <Format kFormat, bool kHasUp_, int kTileM>
 struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
                                     /*kWholeVectors=*/true> {

@@ -22,7 +22,7 @@ constexpr int record_bytes(Format format) { return kSide * kSide * bits_of(forma
 
 // A stack of matrices [matrices, k, n], in records [matrices, ceil(n / 64), ceil(k / 64)].
 struct Matrices {
-  // [..., 2048 or 4096]
+  // [matrices, ceil(n / 64), ceil(k / 64), 2048 or 4096]
   uint8_t const* values = nullptr;
   // MXFP4: exponents of groups of 32, [matrices, ceil(n / 64), ceil(k / 64), 128]. int4: bfloat16
   // [matrices, ceil(n / 64), groups, 64].
@@ -58,7 +58,7 @@ constexpr int64_t kPartialBytes = 16 * 128 * sizeof(float) + sizeof(uint32_t);
 // Takes any k and n.
 cudaError_t streamed_dot(Arguments const& arguments, cudaStream_t stream);
 
-// Computes a product for groups of more rows. k has to be a multiple of 8.
+// Computes a product for groups of more than 16 rows. k has to be a multiple of 8.
 cudaError_t decoded_dot(Arguments const& arguments, cudaStream_t stream);
 
 // Unpacks matrices to out [matrices, k, n] of bfloat16.

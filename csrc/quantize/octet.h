@@ -15,7 +15,7 @@ struct Octet {
   uint32_t word[kWords];
 
   // Loads the first `count` elements, and sets the other elements to zero. With `kAligned`, octets
-  // start at multiples of 16 bytes, and exist as a whole or not at all.
+  // start at multiples of 16 bytes, and have either all elements or none.
   template <bool kAligned>
   __device__ __forceinline__ static Octet load(Source const* from, int count) {
     Octet octet{};

@@ -1,6 +1,6 @@
-// The quantiser of weights for matrices of 16-bit elements that consist of whole tiles of 256 x
-// 256. A tile has four blocks, and each block has one scale. The kernel is persistent: there is a
-// thread block for each multiprocessor, which loads its next tile while it quantises one.
+// Quantises weights of 16 bits whose matrices consist of whole tiles of 256 x 256. A tile has four
+// blocks, and each block has one scale. The kernel is persistent: there is a thread block for each
+// multiprocessor, which loads its next tile while it quantises one.
 #pragma once
 
 #include <algorithm>

@@ -24,7 +24,7 @@ ResultMatrices result_matrices(int64_t rows, int64_t columns, void* first, void*
 // A warp writes 8 KB at a time.
 constexpr int kChunkVectors = 512;
 
-// Returns the chunks of a local group without rows, 0 for other groups.
+// Returns how many chunks of zeros a group needs. Only local groups without rows need any.
 struct EmptyChunks {
   int local_groups;
   int chunks;  // of each group's matrices

@@ -140,7 +140,7 @@ struct RankK {
   }
 
   // The steps of a rank-2k update alternate between A B^T and B A^T. For the consumers of full
-  // tiles this is one product of twice the depth. If one product came after the other, both
+  // tiles the update is one product of twice the depth. If one product came after the other, both
   // operands would be read from memory twice. With alternating steps, the second step of a pair
   // finds in L2 what its first step, or a tile across the diagonal, has just read.
   template <class Loader>

@@ -59,7 +59,7 @@ struct Vector {
   }
 };
 
-// Returns the number of rows that exist. They come before all others.
+// Returns the number of valid rows, which come before all other rows.
 __device__ __forceinline__ unsigned valid_rows(RowCount const& rows, int batch) {
   if (rows.count.data == nullptr) return rows.rows;
   return max(0, min(*rows.count.of(batch), rows.rows));
@@ -72,7 +72,8 @@ struct Sharing {
   int across;       // blocks that share a row
   bool row_by_row;  // blocks are numbered row by row, not column by column
 
-  // Chooses the most lanes, up to `widest`, that leave no more lanes idle than fewer lanes would.
+  // Chooses the number of lanes, up to `widest`, that leaves the fewest lanes idle. If several
+  // numbers do, chooses the largest.
   static Sharing of(int vectors, int widest, bool row_by_row) {
     int lanes = 1;
     while (lanes < vectors && lanes < 32) lanes *= 2;

@@ -59,7 +59,7 @@ class EvenAssignment {
   int steps_;
   int ranges_;
   int64_t share_ = 0;  // steps of a range
-  int longer_ = 0;     // how many ranges, the first ones, have one step more
+  int longer_ = 0;     // the first `longer_` ranges have one step more
   int range_ = 0;
   int64_t begin_ = 0;
   int64_t end_ = 0;

@@ -108,8 +108,8 @@ class ListSchedule {
         clusters_(clusters),
         cursor_(scheduled ? 0 : list.count, UnitsOf{list}) {}
 
-  // Sets `work` to the tile of CTA `rank` in unit `unit`. Returns false past the last unit. Padding
-  // is a tile of a result without rows.
+  // Sets `work` to the tile of CTA `rank` in unit `unit`. Returns false past the last unit. A
+  // unit of padding gives a tile of a result without rows.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     int problem, first_unit = 0;
     if (scheduled_) {

@@ -1,6 +1,6 @@
 // The tiles of a list of unequal products, ordered so that tiles with the longest mainloop come
-// first: a schedule of square tiles for blocks that work on their own. This header is for host and
-// device, and uses no CUDA types.
+// first. The schedule gives square tiles to single thread blocks, without clusters. This header is
+// for host and device, and uses no CUDA types.
 #pragma once
 
 #include <algorithm>

@@ -44,7 +44,7 @@ class NoncontractingSchedule {
         zeroes_unowned_(groups.zeroes_unowned),
         cursor_(groups, units_of(owner)) {}
 
-  // Goes back to the first unit, of the rows that `owner` selects.
+  // Goes back to the first unit of the rows that `owner` selects.
   JGG_HOST_DEVICE void restart(Owner owner) { cursor_.restart(units_of(owner)); }
 
   // Returns the number of units. Call it before the first call of tile().
@@ -106,13 +106,13 @@ constexpr int kTileChange = 2;
 // The sizes that all groups of a contracting product share, computed on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 struct ContractingGrid {
-  // If a group has at most this many rows on average, most groups take a single step, and so cost
-  // the same whatever their size.
+  // If groups have at most this many rows on average, most groups take a single step, so nearly all
+  // groups cost the same.
   static constexpr int kEqualRows = kTileK / 2;
   // If all units of an average group have at most this many steps together, clusters take units in
   // turn. To find the cluster that is free first takes about a microsecond per group, in which all
-  // clusters together compute 110 steps. With 66 steps per group, kernels that take units in turn
-  // need three quarters of the time. With 72 steps, they need 5 % more time.
+  // clusters together compute 110 steps. If clusters take units in turn, kernels take three
+  // quarters of the time with 66 steps per group, and 5 % more time with 72 steps.
   static constexpr int kFewSteps = 66;
 
   Raster<kCluster, kSharesLhs> raster;

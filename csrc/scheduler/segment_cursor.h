@@ -166,12 +166,12 @@ class SegmentCursor {
   int hot_rows_;  // segments of more rows come first; `rows` if none does
   bool hot_;      // whether the cursor is at segments that come first
   int batch_;
-  int offset_;         // group_offset of this batch, clamped to where it matters
+  int offset_;         // group_offset of this batch, clamped to [-local_groups, groups]
   int rest_;           // the segment of the rows that no group owns, the last of the batch
   int last_;           // no later segment has units
   int window_;         // the segment of lane 0
   int rows_before_;    // rows of this batch before the window
-  int stored_before_;  // the same with padding
+  int stored_before_;  // the same rows, with the padding of groups
   int units_before_;   // units of all batches before the window
   Int rows_end_;       // per lane: where the segment's rows end
   Int stored_end_;     // per lane: rows of the window with padding, up to and with the segment

@@ -82,7 +82,7 @@ class Skew {
     return ceil_div(size < groups_.rows ? size : groups_.rows, kTileK) + kTileChange;
   }
 
-  // Calls function(cost) for each local group of a lane.
+  // Calls function(cost) for each local group that `lane` looks at, one in kWarpSize.
   template <class Function>
   JGG_HOST_DEVICE void for_each(int lane, Function function) const {
     for (int batch = 0; batch < groups_.batches; ++batch) {

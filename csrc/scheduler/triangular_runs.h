@@ -1,5 +1,6 @@
-// The tiles of symmetric results in runs of equal cost, longest first: a schedule of square tiles
-// for blocks that work on their own. This header is for host and device, and uses no CUDA types.
+// The tiles of symmetric results in runs of equal cost, longest first. The schedule gives square
+// tiles to single thread blocks, without clusters. This header is for host and device, and uses no
+// CUDA types.
 #pragma once
 
 #include <algorithm>

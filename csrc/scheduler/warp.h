@@ -122,8 +122,8 @@ struct DeviceWarp {
   }
 };
 
-// Tells the compiler that a value is the same in all of a warp. Values that follow from it, such as
-// the descriptors of WGMMA operands, then go to uniform registers.
+// Tells the compiler that all lanes of a warp have the same value. Values that follow from it, such
+// as the descriptors of WGMMA operands, then go to uniform registers.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 #endif
 

@@ -8,8 +8,8 @@
 //
 // Products of first parts are summed apart from all other products, which are corrections. If an
 // operand is infinite, its second part is NaN, and so are the corrections, which are then dropped.
-// A NaN must therefore be a NaN in its first part too, which is the upper half of the float32. This
-// is so for the NaNs that arithmetic produces.
+// The first part of a NaN must therefore be NaN too. It is the upper half of the float32, and this
+// half is NaN in all NaNs that arithmetic produces.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -15,7 +15,7 @@
 
 namespace jgg::sm90 {
 
-// ---- problems: what the arguments of an operation become, where its tiles and operands lie ----
+// ---- problems: where the tiles and operands of an operation lie in memory ----
 //
 // Config has the tile, the majors and the stages (KernelConfig, ScaledConfig). Params are the
 // parameters of the kernel.

@@ -91,7 +91,7 @@ struct KernelConfig {
   static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
-  // In the contiguous dimension of an operand, a TMA box can start at multiples of this.
+  // In the contiguous dimension of an operand, a box can start at multiples of this many elements.
   static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };

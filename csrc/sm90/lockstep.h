@@ -63,7 +63,7 @@ class Lockstep {
     return count;
   }
 
-  unsigned goal_;  // `loaded_tiles` when all have loaded as many tiles as this block
+  unsigned goal_;  // `loaded_tiles` when all blocks have loaded as many tiles as this one
   bool is_patient_ = true;
 };
 

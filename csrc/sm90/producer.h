@@ -8,7 +8,8 @@
 
 namespace jgg::sm90 {
 
-// Return whether clusters begin tiles together: any tiles of this launch, or the given tile.
+// keeps_step() returns whether clusters begin any tiles of this launch together, and
+// begins_together() whether they begin the given tile together.
 template <class Problem>
 __device__ bool keeps_step(typename Problem::Params const& params) {
   if constexpr (Problem::kKeepsStep) return params.keeps_step;

@@ -94,8 +94,9 @@ template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   shared.work_full[slot.stage].wait(slot.phase);
   WorkTile work = shared.work[slot.stage];
-  // `k_tiles` determines stages, and stages determine descriptors. With all numbers of the tile
-  // in uniform registers, products with a K-major rhs were slower.
+  // Only `k_tiles` goes to a uniform register, because stages follow from it, and descriptors
+  // follow from stages. With all numbers of the tile there, products with a K-major rhs were
+  // slower.
   work.k_tiles = uniform(work.k_tiles);
   release_work(shared, slot);
   return work;

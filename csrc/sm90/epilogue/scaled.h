@@ -1,7 +1,7 @@
 // The epilogue of FP8 products: converts the sums of a finished tile and stores them through shared
 // memory by TMA, while the next tile's first step is being multiplied. It stores a slice at a time,
 // which is kMmaN of the tile's columns. The products of the next tile's first step are added to the
-// sums only after the sums are stored, so the delay costs no registers.
+// sums only after the sums are stored, so storing this late costs no registers.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>

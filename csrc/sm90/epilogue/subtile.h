@@ -35,9 +35,9 @@ struct AccumulatorCoordinates {
   __device__ __forceinline__ Address pair_in(Address subtile, int i) const {
     return swizzled(subtile, row(i), i / 4 * 2 + lane % 4 / 2) + lane % 2 * 8;
   }
-  // Returns the address that this lane gives to stmatrix for 16-bit columns 16 number to 16 number
-  // + 15 of a subtile: row lane % 16 of the left half if lane < 16, and of the right half
-  // otherwise.
+  // Returns the address that this lane gives to stmatrix for 16 columns of a 16-bit subtile, which
+  // begin at column 16 * number. The address is that of row lane % 16, in the left half of these
+  // columns if lane < 16, and in the right half otherwise.
   __device__ __forceinline__ uint8_t* matrix_in(uint8_t* subtile, int number) const {
     return swizzled(subtile, warp * 16 + lane % 16, 2 * number + lane / 16);
   }

@@ -66,9 +66,10 @@ class CooperativeMainloop {
   template <class LoadMore>
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank, LoadMore const& load_more) {
-    // The lower half of a tile may lie past its group; its rows are then neither loaded nor
-    // multiplied. Columns past the last column of the result are not loaded either, because
-    // zero-fill by TMA is slower than a load, and the products of these columns are never stored.
+    // The lower half of a tile may lie past its group. The rows of this half are then neither
+    // loaded nor multiplied. Columns past the last column of the result are not loaded either,
+    // because zero-fill by TMA is slower than a load, and the products of these columns are never
+    // stored.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
     int const columns = Problem::columns_needed(params, work);
     int const box_columns = rhs_box_columns(params);
@@ -104,8 +105,8 @@ class CooperativeMainloop {
     }
   }
 
-  // Returns the columns of a box of rhs. If the result has few columns, a box may have only half of
-  // them.
+  // Returns the columns of a box of rhs. If the result has few columns, a problem with
+  // kHasSmallBoxes has narrower boxes.
   __device__ static int rhs_box_columns(Params const& params) {
     if constexpr (requires { requires Problem::kHasSmallBoxes; }) {
       return params.rhs_box_columns;

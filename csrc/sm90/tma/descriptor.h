@@ -55,9 +55,9 @@ cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor,
                                      int box_rows, int box_slabs);
 
 // Describes an array [rows, columns] for stores that end with a group. The base address is `shift`
-// rows before the array. A store, unlike a load, never touches the rows in between. Row r is
-// written at {column, shift - extent + r, end}. `shift` is at least the number of rows of any
-// group.
+// rows before the array. A store, unlike a load, never touches the rows between the base address
+// and the array. Row r is written at {column, shift - extent + r, end}. `shift` is at least the
+// number of rows of any group.
 cudaError_t encode_ragged_store(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                 int box_rows, int shift);
 
