@@ -1,8 +1,8 @@
-// A CTA has several tiles: 128 rows of one group by 128 columns of gate, of up and of the gradient
-// of hidden. A thread computes with its own elements row by row and leaves results in shared memory
-// in 16 bits. If it kept the words of all three results, it would have no registers left for two
-// CTAs to share a multiprocessor. Two CTAs share one so that one of them computes while the other
-// waits at a barrier or for memory.
+// A tile is 128 rows of one group by 128 columns of gate, of up and of the gradient of hidden. A
+// persistent thread block computes one tile after the other, with the next tile on its way to
+// shared memory. Each thread copies only the elements that it will compute with. It can therefore
+// take them and begin to copy the next ones to the same place without a barrier. Results stay in
+// registers in 16 bits, until the scales of the columns are known.
 #include <algorithm>
 
 #include "dispatch.h"
@@ -24,210 +24,323 @@ using quantize::Octet;
 using quantize::pack_pair;
 using quantize::Patch;
 using quantize::PatchPosition;
-using quantize::RowBlock;
+using quantize::Scale;
 using quantize::Staging;
-using quantize::TileExtent;
 using quantize::TransposeBuffer;
 
 using Source = __nv_bfloat16;
+using Words = quantize::Word<Source>;
 
-constexpr int kOperands = 3;     // gate, up and the gradient of hidden; later dgate, dup, hidden
-constexpr int kTilesPerCta = 8;  // at most
-constexpr int kCtasPerMultiprocessor = 2;
-constexpr int kTurns = 4;  // rounds of CTAs, at least
+constexpr int kOperands = 3;  // gate, up and the gradient of hidden; later dgate, dup, hidden
+constexpr int kGate = 0, kUp = 1, kHidden = 2;
 
-struct SharedStorage {
-  // Holds the elements of an operand, then the results in their place, then the FP8 results,
-  // transposed.
-  union {
-    Staging<Source> staging;
-    TransposeBuffer transpose;
-  } operand[kOperands];
-  ColumnScales<Source> columns[kOperands];
-  // The number of the block of rows, because threads have no register left to keep it in.
-  int row_block;
+struct Tile {
+  int first;      // its first row
+  int rows;       // how many of its rows exist
+  int loaded;     // how many rows to load: none if no group owns them
+  int row_block;  // its number along the rows, or -1 past the last tile
+  int column;     // its first column
 };
 
-// Eight elements of a row.
-struct Octets {
-  Octet<Source> of[kOperands];
+struct SharedStorage {
+  Staging<Source> staging[kOperands];
+  TransposeBuffer transpose[kOperands];
+  ColumnScales<Source> columns[kOperands];
+  Tile tile[2];  // the present tile and the next one, in turns
+};
 
-  // Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns what these
-  // columns add to the gradient of the row's weight.
-  template <bool kIsPlain>
-  __device__ __forceinline__ float apply(GatedFunction const& function, float weight) {
-    float dweight = 0;
+// A thread's elements of a tile in memory.
+class Elements {
+ public:
+  __device__ __forceinline__ Elements(RaggedGradients const& arguments, Tile const& tile)
+      : pitch_(arguments.projections.pitch()), columns_(arguments.projections.columns) {
+    PatchPosition const at;
+    Projections const& p = arguments.projections;
+    gate_ = static_cast<Source const*>(p.data) +
+            (int64_t{2} * tile.first * pitch_ + (tile.column + 2 * at.row * pitch_ + at.column));
+    dh_ = static_cast<Source const*>(arguments.dh) +
+          (int64_t{1} * tile.first * columns_ + (tile.column + at.row * columns_ + at.column));
+    weight_ = p.weights + (tile.first + at.row);
+    rows_ = tile.loaded - at.row;
+    has_dh_ = at.column < columns_ - tile.column;
+  }
+
+  // Begins to copy row i to shared memory, or zeros if the row does not exist.
+  __device__ __forceinline__ void copy(int i, Staging<Source> (&to)[kOperands]) const {
+    bool const exists = i < rows_;
+    Source const* const gate = gate_ + 2 * i * pitch_;
+    copy(gate, exists, to[kGate].piece[i][0][threadIdx.x]);
+    copy(gate + pitch_, exists, to[kUp].piece[i][0][threadIdx.x]);
+    copy(dh_ + i * columns_, exists && has_dh_, to[kHidden].piece[i][0][threadIdx.x]);
+  }
+
+  __device__ __forceinline__ float weight(int i) const {
+    return i < rows_ ? __ldg(weight_ + i) : 0.0f;
+  }
+
+ private:
+  // The predicate makes this one instruction. If the number of bytes says whether to copy zeros, as
+  // in __pipeline_memcpy_async(), it becomes two instructions and a choice of addresses.
+  __device__ __forceinline__ static void copy(Source const* from, bool exists, uint4& to) {
+    asm volatile(
+        "{\n"
+        ".reg .pred missing;\n"
+        "setp.eq.s32 missing, %2, 0;\n"
+        "cp.async.cg.shared.global [%0], [%1], 16, missing;\n"
+        "}"
+        :
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&to))), "l"(from), "r"(int(exists))
+        : "memory");
+  }
+
+  int pitch_;
+  int columns_;
+  Source const* gate_;
+  Source const* dh_;
+  float const* weight_;
+  int rows_;  // that exist from the thread's first row on
+  bool has_dh_;
+};
+
+// Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns what these columns
+// add to the gradient of the row's weight.
+template <bool kIsPlain>
+__device__ __forceinline__ float apply(Octet<Source>& of_gate, Octet<Source>& of_up,
+                                       Octet<Source>& of_hidden, GatedFunction const& function,
+                                       float weight) {
+  float dweight = 0;
 #pragma unroll
-    for (int i = 0; i < kOctet; i += 2) {
-      float dgate[2], dup[2], hidden[2];
+  for (int i = 0; i < kOctet; i += 2) {
+    float dgate[2], dup[2], hidden[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        Gated const a = gated<kIsPlain>(function, of[0][i + e], of[1][i + e]);
-        float const dh = of[2][i + e], weighted = dh * weight;
-        float const unweighted = a.activation * a.up;
-        dweight += dh * unweighted;
-        dgate[e] = weighted * a.up * a.derivative;
-        dup[e] = weighted * a.activation * a.up_slope;
-        hidden[e] = unweighted * weight;
-      }
-      of[0].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
-      of[1].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
-      of[2].word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
+    for (int e = 0; e < 2; ++e) {
+      Gated const a = gated<kIsPlain>(function, of_gate[i + e], of_up[i + e]);
+      float const dh = of_hidden[i + e], weighted = dh * weight;
+      float const unweighted = a.activation * a.up;
+      dweight += dh * unweighted;
+      dgate[e] = weighted * a.up * a.derivative;
+      dup[e] = weighted * a.activation * a.up_slope;
+      hidden[e] = unweighted * weight;
+    }
+    of_gate.word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
+    of_up.word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
+    of_hidden.word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
+  }
+  of_gate.stay_packed();
+  of_up.stay_packed();
+  of_hidden.stay_packed();
+  return dweight;
+}
+
+// The largest magnitudes of a patch.
+struct Largest {
+  static constexpr int kPairs = kPatchRows / 2;
+  Octet<Source> of_columns;
+  uint32_t of_rows[kPairs];  // of two rows in each word
+
+  __device__ __forceinline__ explicit Largest(Patch<Source> const& patch) {
+    auto const largest_of_four = [](auto const& at) {
+      return Words::max(Words::max(Words::max(at(0), at(1)), at(2)), at(3));
+    };
+    auto const magnitude = [&](int row, int word) {
+      return Words::magnitude(patch.row[row].word[word]);
+    };
+#pragma unroll
+    for (int w = 0; w < Octet<Source>::kWords; ++w) {
+      of_columns.word[w] = largest_of_four([&](int row) { return magnitude(row, w); });
     }
 #pragma unroll
-    for (auto& octet : of) octet.stay_packed();
-    return dweight;
+    for (int i = 0; i < kPairs; ++i) {
+      uint32_t const a = largest_of_four([&](int w) { return magnitude(2 * i, w); });
+      uint32_t const b = largest_of_four([&](int w) { return magnitude(2 * i + 1, w); });
+      of_rows[i] = Words::max(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    }
   }
 };
 
+// Of the 16 threads that share four rows, four are left with the same row after a reduction: thread
+// 4 i and the three after it have row i.
+constexpr int kThreadsOfRow = kPatchesAcross / kPatchRows;
+static_assert(kPatchRows == 4 && kThreadsOfRow == 4);
+__device__ __forceinline__ bool has_lower_rows() { return threadIdx.x & 8; }
+__device__ __forceinline__ bool has_odd_row() { return threadIdx.x & 4; }
+
+// Returns the sum of the thread's row over the threads that share it.
+__device__ __forceinline__ float sum_of_row(float const (&value)[kPatchRows]) {
+  bool const lower = has_lower_rows(), odd = has_odd_row();
+  float const even_sum = (lower ? value[2] : value[0]) +
+                         __shfl_xor_sync(~0u, lower ? value[0] : value[2], 2 * kThreadsOfRow);
+  float const odd_sum = (lower ? value[3] : value[1]) +
+                        __shfl_xor_sync(~0u, lower ? value[1] : value[3], 2 * kThreadsOfRow);
+  float sum =
+      (odd ? odd_sum : even_sum) + __shfl_xor_sync(~0u, odd ? even_sum : odd_sum, kThreadsOfRow);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  return sum + __shfl_xor_sync(~0u, sum, 1);
+}
+
+// Returns the largest magnitude of the thread's row.
+__device__ __forceinline__ float largest_of_row(uint32_t const (&of_rows)[Largest::kPairs]) {
+  bool const lower = has_lower_rows();
+  uint32_t const mine =
+      Words::max(lower ? of_rows[1] : of_rows[0],
+                 __shfl_xor_sync(~0u, lower ? of_rows[0] : of_rows[1], 2 * kThreadsOfRow));
+  return Words::element(Words::max_over(mine, 2 * kThreadsOfRow), has_odd_row());
+}
+
 template <ElementType kForward, ElementType kGradient, bool kIsPlain>
-__global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
-    quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function,
-                                     TileGrid grid, int tiles_per_cta, bool power_of_two) {
+__global__ void __launch_bounds__(kTileThreads, 1)
+    quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function, int tiles,
+                                     bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   Projections const& p = arguments.projections;
-  int pitch = p.pitch(), columns = p.columns;
-  TileGrid::Place const place = grid.place();
-  RowBlock const block =
-      quantize::find_block(arguments.group_sizes, arguments.groups, p.rows, place.down);
-  int column = place.across * tiles_per_cta * kScaleBlock;
-  int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
-
-  if (threadIdx.x == 0) shared.row_block = place.down;
-  __syncthreads();
-  auto const transposed_at = [&](int which, int column) {
-    return arguments.transposed[which].q +
-           (static_cast<int64_t>(shared.row_block) * columns + column) * kScaleBlock;
-  };
-  auto const scales_at = [&](int which, int column) {
-    return arguments.transposed[which].scale + static_cast<int64_t>(shared.row_block) * columns +
-           column;
-  };
-  if (!block.grouped) {
-    // No product reads rows outside of all groups. With several devices, these are half of a buffer
-    // or more. Only the gradients of their weights are stored, as zeros.
-    int const blocks = pitch / kScaleBlock, across = (end - column) / kScaleBlock;
-    for (int i = threadIdx.x; i < block.rows * across; i += kTileThreads) {
-      int64_t const row = block.first + i / across;
-      arguments.dweights[row * blocks + column / kScaleBlock + i % across] = 0;
-    }
-    return;
-  }
-
-  int first = block.first;
-  auto const fetch = [&](int which, int column) {
-    if (column < end) {
-      int64_t const first_row = first;
-      auto& staging = shared.operand[which].staging;
-      if (which < 2) {
-        staging.fetch(static_cast<Source const*>(p.data) + (first_row * 2 + which) * pitch + column,
-                      2 * pitch, {block.rows, kScaleBlock});
-      } else {
-        staging.fetch(static_cast<Source const*>(arguments.dh) + first_row * columns + column,
-                      columns, {block.rows, columns - column});
-      }
-    }
-  };
+  int const blocks = p.blocks(), pitch = p.pitch(), columns = p.columns;
   PatchPosition const at;
 
+  GroupSizes const groups = quantize::groups_of(arguments.group_sizes, arguments.groups, p.rows);
+  quantize::RowBlockCursor cursor(groups, {});
+  auto const tile_at = [&](int number) -> Tile {
+    if (number >= tiles) return {0, 0, 0, -1, 0};
+    int const row_block = number / blocks, column = (number - row_block * blocks) * kScaleBlock;
+    quantize::RowBlock const block = quantize::find_block(cursor, arguments.groups, row_block);
+    return {block.first, block.rows, block.grouped ? block.rows : 0, row_block, column};
+  };
+  auto const find = [&](int number, Tile& tile) {
+    Tile const found = tile_at(number);
+    if (DeviceWarp::leads()) tile = found;
+  };
+  // The last warp computes no scales of columns, so it has time to find the next tiles.
+  bool const finds = threadIdx.x / 32 == kTileThreads / 32 - 1;
+  int number = blockIdx.x;
+  if (finds) {
+    find(number, shared.tile[0]);
+    find(number + gridDim.x, shared.tile[1]);
+  }
+  __syncthreads();
+  Tile tile = shared.tile[0];
+  float weight[kPatchRows];
+  Elements const first(arguments, tile);
 #pragma unroll
-  for (int which = 0; which < kOperands; ++which) fetch(which, column);
-#pragma unroll 1
-  for (; column < end; column += kScaleBlock) {
-    // Without this statement, the compiler keeps the addresses of all rows of all arrays in
-    // registers for the next tile.
-    asm volatile("" : "+r"(first), "+r"(pitch), "+r"(columns));
-    int64_t const first_row = first;
-    int const blocks = pitch / kScaleBlock, this_block = column / kScaleBlock;
-    // Each thread takes only what it has fetched itself, so no barrier is needed.
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
+  for (int i = 0; i < kPatchRows; ++i) {
+    first.copy(i, shared.staging);
+    weight[i] = first.weight(i);
+  }
+  __pipeline_commit();
 
-    quantize::LargestOfRows<Source> largest[2]{};
-    Octet<Source> largest_of_columns[kOperands]{};
+  // The transposes of a tile are stored while the next tile is computed.
+  int64_t transposed = 0;  // the number of their first row
+  int transposed_rows = 0;
+  auto const store_transposed = [&](int which) {
+    shared.transpose[which].template store<true>(
+        arguments.transposed[which].q + transposed * kScaleBlock, kScaleBlock,
+        {transposed_rows, kScaleBlock});
+  };
+
+#pragma unroll 1
+  for (int turn = 1; tile.row_block >= 0; turn ^= 1) {
+    Tile const next = shared.tile[turn];
+    Elements const of_next(arguments, next);
+    number += gridDim.x;
+    Patch<Source> result[kOperands];
+    float dweight[kPatchRows];
+    __pipeline_wait_prior(0);
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      // Rows past the block stay zero.
-      if (quantize::first_row_of_warp() + i >= block.rows) break;
-      int const row = at.row + i;
-      Octets octets;
+      if (i < kOperands) store_transposed(i);
 #pragma unroll
       for (int which = 0; which < kOperands; ++which) {
-        octets.of[which] = shared.operand[which].staging.row(i);
+        result[which].row[i] = shared.staging[which].row(i);
       }
-      // Weights are read again for each tile, from L1 after the first, because there are no
-      // registers to keep them in.
-      float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
-      float dweight = octets.apply<kIsPlain>(function, weight);
-#pragma unroll
-      for (int distance = kPatchesAcross / 2; distance > 0; distance /= 2) {
-        dweight += __shfl_xor_sync(~0u, dweight, distance);
-      }
-      if (threadIdx.x % kPatchesAcross == i && row < block.rows) {
-        arguments.dweights[(first_row + row) * blocks + this_block] = dweight;
-      }
-#pragma unroll
-      for (int which = 0; which < kOperands; ++which) {
-        Octet<Source>& octet = octets.of[which];
-        uint32_t const of_row = octet.largest_after_poisoning();
-        if (which < 2) largest[which].set(i, of_row);
-        largest_of_columns[which].raise(octet);
-        shared.operand[which].staging.set_row(i, octet);
-      }
+      dweight[i] = apply<kIsPlain>(result[kGate].row[i], result[kUp].row[i], result[kHidden].row[i],
+                                   function, weight[i]);
+      of_next.copy(i, shared.staging);
+      weight[i] = of_next.weight(i);
     }
-#pragma unroll
-    for (int which = 0; which < kOperands; ++which) {
-      shared.columns[which].reduce(largest_of_columns[which]);
-    }
-    __syncthreads();
-    {
-      int const which = threadIdx.x / kScaleBlock, mine = threadIdx.x % kScaleBlock;
-      int const left = columns - column;
-      if (which < 2) {
-        shared.columns[which].template scale<kGradient>(mine, scales_at(which, column), left, true,
-                                                        power_of_two);
-      } else if (which == 2) {
-        shared.columns[2].template scale<kForward>(mine, scales_at(2, column), left, true,
-                                                   power_of_two);
-      }
-    }
+    __pipeline_commit();
 
-    auto const store_transposed = [&](int which) {
-      shared.operand[which].transpose.template store<true>(
-          transposed_at(which, column), kScaleBlock, {columns - column, kScaleBlock});
-    };
+    int64_t const first_row = tile.first;
+    int const this_block = tile.column / kScaleBlock, left = columns - tile.column;
+    int const my_row = at.row + threadIdx.x / kThreadsOfRow % kPatchRows;
+    bool const stores_row = threadIdx.x % kThreadsOfRow == 0 && my_row < tile.rows;
+    float const sum = sum_of_row(dweight);
+    // No product reads rows that no group owns. With several devices, these are half of a buffer or
+    // more. Only the gradients of their weights are stored, as zeros.
+    if (stores_row) arguments.dweights[(first_row + my_row) * blocks + this_block] = sum;
+    bool const owned = tile.loaded > 0;
+    uint32_t of_rows[2][Largest::kPairs];
+    if (owned) {
+      auto const reduce = [&] {
+        uint32_t all = 0;
 #pragma unroll
-    for (int which = 0; which < kOperands; ++which) {
-      auto& operand = shared.operand[which];
-      Patch<Source> patch = operand.staging.take();
-      if (which < 2) {
-        auto const inverse = quantize::scale_rows<kGradient>(
-            largest[which], arguments.scale + (first_row * 2 + which) * blocks + this_block,
-            2 * blocks, block.rows, power_of_two);
-        patch.template store_rows<kGradient, true>(
-            arguments.q + (first_row * 2 + which) * pitch + column, 2 * pitch,
-            {block.rows, kScaleBlock}, [&](int i) { return inverse[i]; });
-        patch.stay_packed();
-      }
-      // After this barrier, all threads have taken this operand, put the transpose of the previous
-      // operand, and stored the transpose of the operand before that.
-      __syncthreads();
-      if (which >= 1) store_transposed(which - 1);
-      if (which >= 2) fetch(which - 2, column + kScaleBlock);
-      auto const inverse = [&](int j) { return shared.columns[which].inverse[at.column + j]; };
-      if (which < 2) {
-        operand.transpose.template put<kGradient>(patch, inverse);
-      } else {
-        operand.transpose.template put<kForward>(patch, inverse);
+        for (int which = 0; which < kOperands; ++which) {
+          Largest const largest(result[which]);
+          if (which != kHidden) {
+#pragma unroll
+            for (int i = 0; i < Largest::kPairs; ++i) of_rows[which][i] = largest.of_rows[i];
+          }
+#pragma unroll
+          for (uint32_t const word : largest.of_columns.word) all = Words::max(all, word);
+          shared.columns[which].reduce(largest.of_columns);
+        }
+        return Words::any_infinite(all);
+      };
+      if (__any_sync(~0u, reduce())) {  // hardly ever
+#pragma unroll
+        for (auto& patch : result) {
+#pragma unroll
+          for (auto& octet : patch.row) octet.poison();
+        }
+        reduce();
       }
     }
     __syncthreads();
-    store_transposed(2);
-    fetch(1, column + kScaleBlock);
+    if (finds) find(number + gridDim.x, shared.tile[turn ^ 1]);
+    transposed_rows = 0;
+    if (owned) {
+      transposed = int64_t{1} * tile.row_block * columns + tile.column;
+      transposed_rows = left;
+      int const which = threadIdx.x / kScaleBlock, mine = threadIdx.x % kScaleBlock;
+      if (which < kOperands) {
+        float* const scale = arguments.transposed[which].scale + transposed;
+        if (which != kHidden) {
+          shared.columns[which].template scale<kGradient>(mine, scale, left, true, power_of_two);
+        } else {
+          shared.columns[kHidden].template scale<kForward>(mine, scale, left, true, power_of_two);
+        }
+      }
+#pragma unroll
+      for (int which = kGate; which <= kUp; ++which) {
+        Scale const s = quantize::scale_of<kGradient>(largest_of_row(of_rows[which]), power_of_two);
+        if (stores_row) {
+          arguments.scale[((first_row + my_row) * 2 + which) * blocks + this_block] = s.scale;
+        }
+        result[which].template store_rows<kGradient, true>(
+            arguments.q + (first_row * 2 + which) * pitch + tile.column, 2 * pitch,
+            {tile.rows, kScaleBlock},
+            [&](int i) { return __shfl_sync(~0u, s.inverse, i * kThreadsOfRow, kPatchesAcross); });
+        result[which].stay_packed();
+      }
+      __syncthreads();
+#pragma unroll
+      for (int which = 0; which < kOperands; ++which) {
+        float inverse[kOctet];
+        auto const* from =
+            reinterpret_cast<float4 const*>(&shared.columns[which].inverse[at.column]);
+        *reinterpret_cast<float4*>(inverse) = from[0];
+        *reinterpret_cast<float4*>(inverse + 4) = from[1];
+        auto const of = [&](int j) { return inverse[j]; };
+        if (which != kHidden) {
+          shared.transpose[which].template put<kGradient>(result[which], of);
+        } else {
+          shared.transpose[which].template put<kForward>(result[which], of);
+        }
+      }
+    }
     __syncthreads();
-    fetch(2, column + kScaleBlock);
+    tile = next;
   }
+#pragma unroll
+  for (int which = 0; which < kOperands; ++which) store_transposed(which);
 }
 
 }  // namespace
@@ -239,14 +352,10 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
   int multiprocessors;
   cudaError_t const counted = count_multiprocessors(multiprocessors);
   if (counted != cudaSuccess) return counted;
-  int64_t const all_tiles = int64_t{1} * p.blocks() * arguments.row_blocks;
-  int const least_ctas = kTurns * kCtasPerMultiprocessor * multiprocessors;
-  int tiles_per_cta =
-      static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, kTilesPerCta));
-  // Gives each CTA the same number of tiles.
-  int const ctas_across = ceil_div(p.blocks(), tiles_per_cta);
-  tiles_per_cta = ceil_div(p.blocks(), ctas_across);
-  TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};
+  int64_t const tiles = int64_t{1} * p.blocks() * arguments.row_blocks;
+  // Thread blocks look one tile past their last.
+  if (tiles > INT32_MAX - 2 * multiprocessors) return cudaErrorInvalidValue;
+  int const grid = static_cast<int>(std::min<int64_t>(tiles, multiprocessors));
   GatedFunction const function(p.activation);
   return with_constants(
       [&](auto forward, auto gradient, auto plain) {
@@ -256,8 +365,8 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
         cudaError_t const status =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
         if (status != cudaSuccess) return status;
-        kernel<<<grid.blocks(), kTileThreads, kSharedBytes, stream>>>(
-            arguments, function, grid, tiles_per_cta, format.power_of_two);
+        kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(
+            arguments, function, static_cast<int>(tiles), format.power_of_two);
         return cudaGetLastError();
       },
       OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.forward},

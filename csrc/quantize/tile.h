@@ -120,14 +120,6 @@ struct Staging {
     return octet;
   }
 
-  __device__ __forceinline__ void set_row(int i, Octet<Source> const& octet) {
-#pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      auto const& from = octet.word;
-      piece[i][j][threadIdx.x] = {from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]};
-    }
-  }
-
   __device__ __forceinline__ Patch<Source> take() const {
     Patch<Source> patch;
 #pragma unroll
