@@ -1,5 +1,6 @@
 // The gradients of the gate's weights and of the up projection's, x^T dgate and x^T dup, as one
-// product of twice the columns: coordinates of its tiles in memory.
+// product of twice the columns: coordinates of its tiles in memory. A tile may have columns of both
+// results. Otherwise a tile of 256 columns would be half empty if each result had 128 columns.
 #pragma once
 
 #include "dispatch.h"
@@ -23,7 +24,7 @@ inline RaggedDotArguments product_of(WeightGradientArguments const& a, int i) {
   return product;
 }
 
-// The columns are those of the first product, in whole tiles, and then those of the second product.
+// The columns are those of the first product, in whole boxes, and then those of the second product.
 template <class Config_, bool kGathersLhs_, bool kGathersOwnRows_ = false>
 struct WeightGradients
     : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_> {
@@ -33,25 +34,22 @@ struct WeightGradients
   static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : One::Params {
-    CUtensorMap out[2];  // instead of One's `out`
+    sm90::TwoResults out;  // instead of One's `out`
     CUtensorMap second_rhs;
-    int second_n;  // where the second product begins
   };
 
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    bool const first = work.n < params.second_n;
+    bool const first = work.n + column < params.out.second;
     CUtensorMap const& rhs = first ? params.rhs : params.second_rhs;
-    One::load_rhs(params, rhs, work, k, first ? column : column - params.second_n, loader, to, box,
-                  shared);
+    One::load_rhs(params, rhs, work, k, first ? column : column - params.out.second, loader, to,
+                  box, shared);
   }
 
   __device__ static sm90::StoreCoordinates store_at(Params const& params, WorkTile const& work,
                                                     int row) {
-    bool const first = work.n < params.second_n;
-    return {first ? work.n : work.n - params.second_n, work.m + row,
-            first ? work.group : sm90::in_second(work.group)};
+    return {work.n, work.m + row, work.group};
   }
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
@@ -60,17 +58,17 @@ struct WeightGradients
     for (int i = 0; i < 2; ++i) {
       cudaError_t const status = One::make_params(product_of(a, i), both[i]);
       if (status != cudaSuccess) return status;
-      params.out[i] = both[i].out;
+      params.out.of[i] = both[i].out;
     }
     static_cast<typename One::Params&>(params) = both[0];
     params.second_rhs = both[1].rhs;
-    params.second_n = columns(a) / 2;
+    params.out.second = columns(a) / 2;
     params.grid = {a.groups, a.k, columns(a), kFewRows};
     return cudaSuccess;
   }
 
   static int columns(WeightGradientArguments const& a) {
-    return 2 * ceil_div(a.n, Config::kTileN) * Config::kTileN;
+    return 2 * ceil_div(a.n, Config::kRhsBoxColumns) * Config::kRhsBoxColumns;
   }
   static sm90::ResultMatrices results(WeightGradientArguments const& a) {
     return sm90::result_matrices<typename Config::Output>(a.k, a.n, a.out[0], a.out[1]);
@@ -78,7 +76,7 @@ struct WeightGradients
 
   static int64_t max_units(WeightGradientArguments const& a) {
     return int64_t(a.groups.local_groups) * ceil_div(a.k, Config::kTileM) *
-           (columns(a) / Config::kTileN);
+           ceil_div(columns(a), Config::kTileN);
   }
 };
 

@@ -24,7 +24,9 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
           if (arguments.rhs[1] == nullptr) {
             return launch(std::type_identity<DownWeightGradient<Config>>{});
           }
-          if (arguments.n > Config::kTileN) {
+          // Two tiles side by side can share the rows that they gather.
+          using Shares = WeightGradients<Config, true>;
+          if (Shares::columns(arguments) != 2 * Config::kTileN) {
             return launch(std::type_identity<WeightGradients<Config, true, true>>{});
           }
         }

@@ -16,6 +16,7 @@ namespace jgg::sm90 {
 template <class Config, int kResults = 1, bool kTransposes = false>
 class CooperativeEpilogue {
   using Output = typename Config::Output;
+  using Target = std::conditional_t<kResults == 2, TwoResults, CUtensorMap>;
   // Whether a register holds two columns.
   static constexpr bool kPacks = sizeof(Output) == 2;
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
@@ -24,19 +25,14 @@ class CooperativeEpilogue {
   static_assert(kResults == 1 || kResults == 2);
   static_assert(!kTransposes || (kPacks && kResults == 1), "subtiles have to be squares");
 
-  __device__ CooperativeEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
-                                 int consumer, StoreHint hint = StoreHint::kNormal)
+  __device__ CooperativeEpilogue(SharedStorage<Config>& shared, Target const& target, int consumer,
+                                 StoreHint hint = StoreHint::kNormal)
       : subtiles_(&shared.subtiles[consumer][0][0]),
-        descriptor_(&descriptor),
+        target_(&target),
         hint_(hint),
         consumer_(consumer),
         next_subtile_(Config::kSubtiles),
         end_(Config::kSubtiles) {}
-
-  __device__ CooperativeEpilogue(SharedStorage<Config>& shared,
-                                 CUtensorMap const (&descriptors)[kResults], int consumer,
-                                 StoreHint hint)
-      : CooperativeEpilogue(shared, descriptors[0], consumer, hint) {}
 
   // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results would take too
   // many registers until the next tile, so they are stored at once.
@@ -81,7 +77,7 @@ class CooperativeEpilogue {
   }
 
   // Sets the destination of the next half tiles. Everything taken before must be stored already.
-  __device__ void set_target(CUtensorMap const& descriptor) { descriptor_ = &descriptor; }
+  __device__ void set_target(Target const& target) { target_ = &target; }
 
   __device__ void wait() const { wait_for_stores(); }
 
@@ -96,14 +92,16 @@ class CooperativeEpilogue {
     acquire_subtile<Config::kSubtileSlots - 1>(consumer_);
     write();
     store_subtile(consumer_, [&] {
-      bool const second = kResults == 2 && is_in_second(at_.outer);
+      int const column = at_.column + subtile * Config::kSubtileColumns;
       if constexpr (kTransposes) {
-        store_box(*descriptor_, slot(subtile), at_.row,
-                  at_.column + subtile * Config::kSubtileColumns, at_.outer, hint_);
-        return;
+        store_box(*target_, slot(subtile), at_.row, column, at_.outer, hint_);
+      } else if constexpr (kResults == 2) {
+        bool const second = column >= target_->second;
+        store_box(target_->of[second], slot(subtile), second ? column - target_->second : column,
+                  at_.row, at_.outer, hint_);
+      } else {
+        store_box(*target_, slot(subtile), column, at_.row, at_.outer, hint_);
       }
-      store_box(descriptor_[second], slot(subtile), at_.column + subtile * Config::kSubtileColumns,
-                at_.row, second ? in_second(at_.outer) : at_.outer, hint_);
     });
   }
 
@@ -133,7 +131,7 @@ class CooperativeEpilogue {
   }
 
   uint8_t* subtiles_;
-  CUtensorMap const* descriptor_;
+  Target const* target_;
   StoreHint hint_;
   int consumer_;
   int next_subtile_;  // of the half tile taken last; end_ once all are stored

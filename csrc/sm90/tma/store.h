@@ -23,9 +23,16 @@ struct StoreCoordinates {
   int outer;
 };
 
-// A launch with two results has two descriptors, one after the other. The outer coordinate says
-// which result a tile belongs to: in_second() turns the coordinate of the first result into that of
-// the second, and back.
+// The results of a launch that computes two, whose columns follow each other: column `second` is
+// the first column of the second result, and a multiple of a subtile's columns.
+struct TwoResults {
+  CUtensorMap of[2];
+  int second;
+};
+
+// A launch whose tiles belong to either of two results has two descriptors, one after the other.
+// The outer coordinate says which result a tile belongs to: in_second() turns the coordinate of the
+// first result into that of the second, and back.
 __device__ inline int in_second(int outer) { return ~outer; }
 __device__ inline bool is_in_second(int outer) { return outer < 0; }
 
