@@ -59,11 +59,14 @@ def layers_quack() -> str:
         row = [f"`{name}`"]
         for op in ("moe_forward", "moe_step"):
             found = case("layers_quack", f"{name}/{op}")
-            ratios = (found["ratios"][peer] for peer in ("quack", "quack_tuned"))
-            row += [microseconds(found), ", ".join(f"{ratio:.2f}" for ratio in ratios)]
+            row += [microseconds(found), over_quack(found)]
         rows.append(row)
     header = ["forward us", "QuACK, tuned", "with gradients us", "QuACK, tuned"]
     return table(["layer", *header], rows)
+
+
+def over_quack(found: Mapping) -> str:
+    return ", ".join(f"{found['ratios'][peer]:.2f}" for peer in ("quack", "quack_tuned"))
 
 
 def layers_fp8_range() -> str:
@@ -264,8 +267,10 @@ def layers_fine() -> str:
     for name in layer_names("layers_fine"):
         found = [case("layers_fine", f"{name}/{op}") for op in ("moe_forward", "moe_step")]
         sizes = [found[0]["shape"][x] for x in ("tokens", "embed", "hidden", "experts", "top_k")]
-        rows.append([f"`{name}` {', '.join(map(str, sizes))}", *map(time_and_rate, found)])
-    return table(["layer: T, D, F, E, k", "forward us (TFLOP/s)", "step us (TFLOP/s)"], rows)
+        times = [text(x) for x in found for text in (time_and_rate, over_quack)]
+        rows.append([f"`{name}` {', '.join(map(str, sizes))}", *times])
+    times = [x for op in ("forward", "step") for x in (f"{op} us (TFLOP/s)", "QuACK, tuned")]
+    return table(["layer: T, D, F, E, k", *times], rows)
 
 
 QUOTES = (

@@ -35,7 +35,7 @@ def dumps(value, levels: int = 4, indent: str = "") -> str:
     is_dict = isinstance(value, dict)
     nested = is_dict or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
     if levels == 0 or not value or not nested:
-        return json.dumps(_rounded(value))
+        return json.dumps(_rounded(value), separators=(",", ":"))
     inner = indent + " "
     items = [
         (f"{json.dumps(key)}: " if is_dict else "") + dumps(item, levels - 1, inner)

@@ -69,7 +69,8 @@ class Sweep:
 
     def _remember(self, problem: Any, config: Config) -> None:
         known = self._read() | {_key(problem): dataclasses.asdict(config)}
-        self._path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+        lines = (f"{json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in known.items())
+        self._path.write_text("{\n" + ",\n".join(sorted(lines)) + "\n}\n")
 
 
 def _prepare_all(
