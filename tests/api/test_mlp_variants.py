@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS, hidden_layer
@@ -87,6 +86,22 @@ class Variant:
             d["wi_0"] = np.concatenate([d["wi_0"], d["wi_1"]], axis=2)
         return y, {name: d[name] for name in self.factors}
 
+    def exact_sine(self):
+        """Returns the sum of sin y and its gradients, in float64."""
+        y, _ = self.exact(np.zeros((len(self.case.on_rows), D)))
+        return np.sin(y).sum(), self.exact(np.cos(y))[1]
+
+    def moved(self, direction, step):
+        """Returns the variant whose operands, in float64, are `step` further in a direction."""
+
+        def moved(x, by):
+            return x.astype(np.float64) + step * by.astype(np.float64)
+
+        names = "x", "wi_0", "wi_1", "wo", "weights"
+        own, other = vars(self.case), vars(direction.case)
+        case = replace(self.case, **{name: moved(own[name], other[name]) for name in names})
+        return replace(self, case=case, biases=tuple(map(moved, self.biases, direction.biases)))
+
 
 def variant(rng, form, *, biased=(True, True, True), dtype=np.float32, **options) -> Variant:
     case = mlp.case(rng, embed=D, hidden=F, experts=E, dtype=dtype, **options)
@@ -98,7 +113,7 @@ def variant(rng, form, *, biased=(True, True, True), dtype=np.float32, **options
     return Variant(case, tuple(biases), form)
 
 
-@partial(jax.jit, static_argnames=("form", "offset", "activation"))
+@partial(jax.jit, static_argnames=("form", "activation"))
 def value_and_gradients(factors, sizes, rows, cotangent, form, offset, activation):
     """Returns y and the gradients of factors, compiled once for variants of equal shapes."""
     case = mlp.Case(None, None, None, None, sizes, rows, offset=offset)
@@ -122,13 +137,13 @@ def check(one: Variant, rng, activation="silu", tolerance=3e-5):
         np.testing.assert_allclose(got, want, atol=bound, err_msg=name)
 
 
-@FORM
-@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+# What is clipped has an up projection. Gate and up in one matrix become two before the activation.
+OF_FORM = dict(two=mlp.ACTIVATIONS, both=("silu", "swiglu_oai"), alone=mlp.UNCLIPPED)
+
+
+@pytest.mark.parametrize("form, activation", [(f, a) for f in FORMS for a in OF_FORM[f]])
 def test_activations(form, activation, rng):
-    one = variant(rng, form)
-    if form == "alone" and activation in mlp.CLIPPED:
-        pytest.skip("what is clipped has an up projection")
-    check(one, rng, activation)
+    check(variant(rng, form), rng, activation)
 
 
 @FORM
@@ -136,7 +151,8 @@ def test_activations(form, activation, rng):
 @pytest.mark.parametrize("with_weights", [True, False], ids=["weights", "ones"])
 def test_operands_that_may_be_missing(form, with_rows, with_weights, rng):
     # Test single biases only with `rows`, because biases do not depend on where rows came from.
-    one_bias = [(True, False, False), (False, True, False), (False, False, True)]
+    # Router weights multiply the last bias, but not those of gate and up.
+    one_bias = [(with_weights, not with_weights, False), (False, False, True)]
     for biased in [(False,) * 3, *(one_bias if with_rows else ())]:
         options = dict(with_rows=with_rows, with_weights=with_weights)
         check(variant(rng, form, biased=biased, **options), rng)
@@ -201,30 +217,63 @@ def test_what_is_kept(form, rng):
     assert found == sorted([((M, F), "bfloat16")] * (1 if form == "alone" else 2) + indices)
 
 
+def inner(one, other):
+    return sum(jax.tree.leaves(jax.tree.map(lambda a, b: (a * b).sum(), one, other)))
+
+
 @FORM
 def test_derivatives_of_any_order(form, rng):
-    one = variant(rng, form, tokens=8, sizes=[5, 0, 3, 2, 4])
+    """Second derivatives are float64 differences of exact values and of exact gradients."""
+    one, direction = (variant(rng, form, tokens=8, sizes=[5, 0, 3, 2, 4]) for _ in range(2))
+    cotangent = rng.standard_normal((16, D))
     with jax.enable_x64(True):
-        factors = {name: jnp.asarray(x, jnp.float64) for name, x in one.factors.items()}
-        check_grads(jax.jit(one.run), (factors,), order=2, modes=("fwd", "rev"), eps=1e-5)
+
+        @jax.jit
+        def derivatives(factors, along):
+            gradient = jax.grad(lambda f: inner(one.run(f), cotangent))
+
+            def tangent(f):
+                return jax.jvp(one.run, (f,), (along,))[1]
+
+            twice = [
+                jax.jvp(gradient, (factors,), (along,))[1],
+                jax.grad(lambda f: inner(tangent(f), cotangent))(factors),
+                jax.grad(lambda f: inner(gradient(f), along))(factors),
+            ]
+            return jax.jvp(tangent, (factors,), (along,)), gradient(factors), twice
+
+        # Steps of no length make the operands float64.
+        (first, second), gradient, twice = derivatives(
+            one.moved(direction, 0).factors, direction.moved(direction, 0).factors
+        )
+    step = 1e-4
+    (below, d_below), (y, dy), (above, d_above) = (
+        one.moved(direction, by).exact(cotangent) for by in (-step, 0, step)
+    )
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    close(first, (above - below) / (2 * step))
+    close(second, (above - 2 * y + below) / step**2)
+    jax.tree.map(close, gradient, dy)
+    for each in twice:
+        jax.tree.map(lambda x, a, b: close(x, (a - b) / (2 * step)), each, d_above, d_below)
 
 
 @FORM
 def test_vmap_scan_and_remat(form, rng):
-    one = variant(rng, form, with_rows=False)
-    others = [variant(rng, form, with_rows=False).factors for _ in range(3)]
-    stacked = jax.tree.map(lambda *x: np.stack(x), *others)
+    one, *others = (variant(rng, form, with_rows=False) for _ in range(4))
+    others = [replace(each, case=replace(each.case, sizes=one.case.sizes)) for each in others]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *(each.factors for each in others))
 
     def loss(factors):
         return jnp.sum(jnp.sin(one.run(factors)))
 
-    gradient = jax.jit(jax.value_and_grad(loss))
-    want = jax.tree.map(lambda *x: np.stack(x), *map(gradient, others))
-    got = jax.jit(jax.vmap(gradient))(stacked)
+    want = jax.tree.map(lambda *x: np.stack(x), *(each.exact_sine() for each in others))
+    got = jax.jit(jax.vmap(jax.value_and_grad(loss)))(stacked)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, want)
 
     names = jax.checkpoint_policies.save_only_these_names("mlpwi_0", "mlpwi_1")
-    for policy in (names, jax.checkpoint_policies.nothing_saveable):
+    nothing = jax.checkpoint_policies.nothing_saveable
+    for policy in dict(two=(names, nothing), both=(names,), alone=(nothing,))[form]:
 
         def all_of(stacked, policy=policy):
             step = jax.checkpoint(lambda total, f: (total + loss(f), None), policy=policy)
@@ -247,10 +296,10 @@ def test_shard_map(form, rng):
     def run(factors):
         return jax.lax.psum(one.run(factors, group_offset=jax.lax.axis_index("i")), "i")
 
-    def gradient(function):
-        return jax.jit(jax.value_and_grad(lambda f: jnp.sum(jnp.sin(function(f)))))(factors)
-
-    jax.tree.map(partial(np.testing.assert_allclose, atol=2e-5), gradient(run), gradient(one.run))
+    got = jax.jit(jax.value_and_grad(lambda f: jnp.sum(jnp.sin(run(f)))))(factors)
+    value, gradients = one.exact_sine()
+    want = value, {n: x[:4] if n not in ("x", "weights") else x for n, x in gradients.items()}
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), got, want)
 
 
 @FORM
@@ -293,6 +342,12 @@ def test_errors_of_one_matrix(columns, wi_1, message, rng):
         jgg.gated_ragged_dot(x, wi, wi if wi_1 else None, sizes, concatenated=True)
 
 
+@partial(jax.jit, static_argnums=0)
+@partial(jax.value_and_grad, argnums=(1, 2))
+def hidden(activation, gate, up):
+    return hidden_layer(ACTIVATIONS[activation], gate[None, None], up[None, None], None).sum()
+
+
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("gate", [-3e38, -2e19, -1e13, 1e13, 2e19])
 def test_slopes_of_large_gates_are_finite(activation, gate):
@@ -301,10 +356,7 @@ def test_slopes_of_large_gates_are_finite(activation, gate):
     if activation == "relu2" and gate > 1e13:
         gate = 1e13  # the value is the square of the gate, which must be finite
 
-    def hidden(gate, up):
-        return hidden_layer(ACTIVATIONS[activation], gate[None, None], up[None, None], None).sum()
-
-    value, slopes = jax.value_and_grad(hidden, (0, 1))(jnp.float32(gate), jnp.float32(up))
+    value, slopes = hidden(activation, np.float32(gate), np.float32(up))
     with np.errstate(over="ignore"):  # exp overflows where the sigmoid is zero
         exact, factor, slope, factor_slope = mlp.activated(
             activation, np.float64(gate), np.float64(up)
