@@ -14,7 +14,9 @@ SHAPES = [(3, 128, 256), (2, 300, 136), (1, 64, 13)]
 @FORMATS
 @pytest.mark.parametrize("kinds", steps.MOMENTS)
 def test_adamw(kinds, fp8, power_of_two, rng):
-    for shape in SHAPES:
+    """Dtypes of moments and formats each have all shapes, but not each pair of them has."""
+    first = (steps.MOMENTS.index(kinds) % 2 == 0) != power_of_two
+    for shape in SHAPES[:2] if first else SHAPES[2:]:
         steps.check_adamw(rng, shape, fp8, kinds, power_of_two=power_of_two)
 
 
@@ -25,9 +27,12 @@ def test_apply(kind, fp8, power_of_two, rng):
         steps.check_apply(rng, shape, fp8, kind, power_of_two=power_of_two)
 
 
-@pytest.mark.parametrize("parts, copy", [(2, None), (3, jnp.bfloat16), (2, jnp.float16)])
-def test_joined_and_copied(parts, copy, rng):
-    for shape in SHAPES:
+@pytest.mark.parametrize(
+    "parts, copy, shapes",
+    [(2, None, SHAPES[:2]), (3, jnp.bfloat16, SHAPES[1:2]), (2, jnp.float16, SHAPES[2:])],
+)
+def test_joined_and_copied(parts, copy, shapes, rng):
+    for shape in shapes:
         steps.check_adamw(rng, shape, E4M3, parts=parts, copy=copy)
         steps.check_apply(rng, shape, E4M3, parts=parts, copy=copy)
 
@@ -38,10 +43,10 @@ def test_other_numbers(numbers, rng):
 
 
 def test_skipped(rng):
-    for shape in SHAPES:
+    for shape in SHAPES[1:]:
         steps.check_skipped(rng, shape, E4M3)
 
 
 def test_nonfinite(rng):
-    for shape in SHAPES:
+    for shape in SHAPES[1:]:
         steps.check_nonfinite(rng, shape, E4M3)

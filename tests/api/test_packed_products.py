@@ -56,24 +56,34 @@ def test_ragged_dot(rng, name):
     same(jgg.ragged_dot(x, part, SIZES, group_offset=2), want)
 
 
+layer = partial(moe.dropless_mlp, activation="swiglu_oai")
+
+
+@jax.jit
+def mlps(x, logits, scale, biases, matrices):
+    """Returns the results of a layer, of MLPs with and without up, and of their first halves."""
+    results = [layer(x, moe.route(logits, 2), *matrices, biases=biases)]
+    for up in (matrices[1], None):
+        results.append(jgg.ragged_mlp(x, matrices[0], up, matrices[2], SIZES, weights=scale))
+        results.append(jgg.gated_ragged_dot(x, matrices[0], up, SIZES, biases=(biases[0], None)))
+    return results
+
+
 @FORMATS
 def test_mlps(rng, name):
     packed = mlp_weights(rng, name)
     arrays = list(map(jgg.dequantize, packed))
     biases = tuple(rows(rng, EXPERTS, q.shape[2]) for q in packed)
     x, logits = rows(rng), rng.standard_normal((ROWS, EXPERTS)).astype(np.float32)
-    layer = partial(moe.dropless_mlp, activation="swiglu_oai", biases=biases)
-    routing = moe.route(logits, 2)
-    assert bound(layer, x, routing, *packed) == ["decode_mlp"]
-    same(jax.jit(layer)(x, routing, *packed), jax.jit(layer)(x, routing, *arrays))
-    weights = rng.random(ROWS).astype(np.float32)
-    for up in (True, False):
-        call = partial(jgg.ragged_mlp, group_sizes=SIZES, weights=weights)
-        given = [(w[0], w[1] if up else None, w[2]) for w in (packed, arrays)]
-        assert bound(call, x, *given[0]) == ["packed_mlp"]
-        same(*(jax.jit(call)(x, *w) for w in given))
-        call = partial(jgg.gated_ragged_dot, group_sizes=SIZES, biases=(biases[0], None))
-        same(*(jax.jit(call)(x, *w[:2]) for w in given))
+    assert bound(partial(layer, biases=biases), x, moe.route(logits, 2), *packed) == ["decode_mlp"]
+    scale = rng.random(ROWS).astype(np.float32)
+    for up in (packed[1], None):
+        call = partial(jgg.ragged_mlp, group_sizes=SIZES, weights=scale)
+        assert bound(call, x, packed[0], up, packed[2]) == ["packed_mlp"]
+    for got, want in zip(
+        *(mlps(x, logits, scale, biases, each) for each in (packed, arrays)), strict=True
+    ):
+        same(got, want)
 
 
 def test_derivatives_are_those_of_dequantised_weights(rng):
@@ -88,9 +98,13 @@ def test_derivatives_are_those_of_dequantised_weights(rng):
         def loss(x, w, function=function):
             return (function(x, w).astype(jnp.float32) ** 2).sum()
 
-        same(*(jax.jit(jax.grad(loss))(x, w) for w in given))
-        tangents = (jax.jvp(lambda x, w=w, f=function: f(x, w), (x,), (x,))[1] for w in given)
-        same(*tangents)
+        @jax.jit
+        def derivatives(x, w, function=function, loss=loss):
+            tangent = jax.jvp(lambda x: function(x, w), (x,), (x,))[1]
+            return jax.grad(loss)(x, w), tangent
+
+        for got, want in zip(*(derivatives(x, w) for w in given), strict=True):
+            same(got, want)
         with pytest.raises(TypeError, match="quantised weights are frozen; differentiate x"):
             jax.grad(loss, 1, allow_int=True)(x, given[0])
 
@@ -155,9 +169,8 @@ def test_layers_whose_tokens_are_split(rng):
     with jax.set_mesh(mesh):
         placed = jax.device_put((x, routing, packed), split)
         same(jax.jit(moe.dropless_mlp)(placed[0], placed[1], *placed[2]), want)
-    y, _ = moe.expert_parallel(jax.make_mesh((2,), ("expert",)), expert_axis="expert")(
-        x, routing, *packed
-    )
+    over_experts = moe.expert_parallel(jax.make_mesh((2,), ("expert",)), expert_axis="expert")
+    y, _ = jax.jit(over_experts)(x, routing, *packed)
     np.testing.assert_allclose(
         np.asarray(y, np.float32), np.asarray(want, np.float32), atol=2**-8, rtol=2**-6
     )

@@ -27,6 +27,9 @@ def tokens(rng):
     return jnp.asarray(rng.standard_normal((T, D)), jnp.float32)
 
 
+apply_nnx = nnx.jit(lambda layer, x: layer(x)[0])
+
+
 @pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "tensor_axis"], ids=str)
 def test_nnx_quantize_leaves_other_layers_alone(other, rng):
     options = dict(recipe=jgg.Recipe(), mesh=mesh(), expert_axis="expert", tensor_axis="model")
@@ -39,13 +42,12 @@ def test_nnx_quantize_leaves_other_layers_alone(other, rng):
         ]
     )
     x = tokens(rng)
-    apply = nnx.jit(lambda layer, x: layer(x)[0])
-    before = [apply(layer, x) for layer in layers]
+    before = [apply_nnx(layer, x) for layer in layers]
     of_nnx.quantize(layers)
     assert layers[0].quantized is None
     assert layers[1].quantized is not None
     for layer, y in zip(layers, before, strict=True):
-        np.testing.assert_allclose(apply(layer, x), y, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(apply_nnx(layer, x), y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("other", [dict(recipe=BF16), dict(), "tensor_axis"], ids=str)
@@ -60,11 +62,18 @@ def test_linen_layers_that_are_not_in_fp8_ignore_quantised_weights(other, rng):
             return of_linen.MoE(F, E, K, recipe=jgg.Recipe())(x)[0]
 
     x = tokens(rng)
-    params = jax.jit(Model().init)(jax.random.key(int(rng.integers(100))), x)["params"]
+    shapes = jax.eval_shape(Model().init, jax.random.key(0), x)["params"]
+    params = jax.tree.map(
+        lambda p: jnp.asarray(0.1 * rng.standard_normal(p.shape).astype(p.dtype)), shapes
+    )
     quantized = of_linen.quantize_params(params, jgg.Recipe())
-    apply = jax.jit(Model().apply)
-    before = apply({"params": params}, x)
-    after = apply({"params": params, "quantized": quantized}, x)
+
+    @jax.jit
+    def both(params, quantized, x):
+        given = {"params": params}, {"params": params, "quantized": quantized}
+        return [Model().apply(variables, x) for variables in given]
+
+    before, after = both(params, quantized, x)
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
