@@ -55,13 +55,13 @@ def test_biases(rng):
     dy = cotangent(one, rng)
     biases = tuple(jnp.asarray(0.5 * rng.standard_normal((4, n)), F32) for n in (136, 136, 160))
 
-    def run(recipe, x, biases):
-        y = partial(one.run, jgg.ragged_mlp, recipe=recipe)(x, *one.factors[1:], biases=biases)
+    def run(recipe, biases, dy, *factors):
+        y = one.run(jgg.ragged_mlp, *factors, biases=biases, recipe=recipe)
         return jnp.sum(y * dy), y
 
     def all_of(recipe):
-        gradients = jax.grad(run, (1, 2), has_aux=True)
-        return jax.jit(partial(gradients, recipe))(jnp.asarray(one.x), biases)
+        gradients = jax.grad(partial(run, recipe), (0, 2), has_aux=True)
+        return jax.jit(gradients)(biases, dy, *one.factors)
 
     got, want = all_of(jgg.Recipe()), all_of(None)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -81,10 +81,9 @@ def test_without_up(rng):
         gradients = jax.value_and_grad(loss, (1, 2, 3))
         return jax.jit(partial(gradients, recipe))(one.x, one.wi_0, one.wo)
 
+    wanted = all_of(None)[1]
     for recipe in (jgg.Recipe(), *OTHERS):
-        for x, y in zip(
-            jax.tree.leaves(all_of(recipe)[1]), jax.tree.leaves(all_of(None)[1]), strict=True
-        ):
+        for x, y in zip(all_of(recipe)[1], wanted, strict=True):
             assert fp8_oracle.cosine_distance(x, y) < 1e-2
 
 
@@ -147,30 +146,27 @@ def test_products_of_rows_in_bf16(recipe, rng):
 def test_a_whole_layer_is_its_rows_added_up(rng):
     """`dropless_mlp` equals `ragged_mlp` and `combine`, but quantises dy before copying it."""
     one = case(rng, top_k=2)
-    logits = jnp.asarray(rng.standard_normal((80, 4)), F32)
+    logits = rng.standard_normal((80, 4), np.float32)
     recipe = RECIPES["blockwise, bf16 wgrad"]
-    dy = jnp.asarray(rng.standard_normal((80, 160)), F32)
-    routing = moe.route(logits, 2)
-    order, inverse, sizes = moe.sort_by_expert(routing)
-    factors = [jnp.asarray(x) for x in one.factors[:4]]
+    dy = rng.standard_normal((80, 160), np.float32)
+    x, *matrices = one.factors[:4]
 
-    def whole(x, weights, *matrices):
+    def whole(routing, x, weights, *matrices):
         return moe.dropless_mlp(x, routing._replace(weights=weights), *matrices, recipe=recipe)
 
-    def parts(x, weights, *matrices):
+    def parts(routing, x, weights, *matrices):
+        order, inverse, sizes = moe.sort_by_expert(routing)
         rows = dict(rows=order // 2, weights=weights.reshape(-1)[order])
         y = jgg.ragged_mlp(x, *matrices, sizes, recipe=recipe, **rows)
         return moe.combine(y, inverse, order=order)
 
-    def all_of(function):
-        y, vjp = jax.vjp(function, factors[0], routing.weights, *factors[1:])
+    def all_of(function, logits, dy, x, *matrices):
+        routing = moe.route(logits, 2)
+        y, vjp = jax.vjp(partial(function, routing), x, routing.weights, *matrices)
         return y, *vjp(dy)
 
-    for x, y in zip(
-        jax.jit(all_of, static_argnums=0)(whole),
-        jax.jit(all_of, static_argnums=0)(parts),
-        strict=True,
-    ):
+    got, want = (jax.jit(partial(all_of, f))(logits, dy, x, *matrices) for f in (whole, parts))
+    for x, y in zip(got, want, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
 
 
@@ -217,27 +213,29 @@ def test_rows_that_no_expert_owns_may_hold_anything(wgrad, rng):
     one = case(rng, tokens=40, embed=136, hidden=264)
     recipe = jgg.Recipe(wgrad=wgrad, dgrad=wgrad)
     matrices = dict(wi_0=one.wi_0, wi_1=one.wi_1, wo=one.wo)
-    weights = ExpertWeights(**{name: jnp.asarray(w, BF16) for name, w in matrices.items()})
+    weights = ExpertWeights(**{name: w.astype(BF16) for name, w in matrices.items()})
     sizes, m = rng.multinomial(30, np.full(len(one.wi_0), 1 / len(one.wi_0))), 44
     order = rng.permutation(40)
     inverse = np.full((40, 1), m)
     inverse[order[:30], 0] = np.arange(30)
 
     @jax.jit
-    def run(x, order, count):
+    def run(weights, sizes, inverse, x, order, count):
         def layer(x):
-            rows = Rows(x, order, jnp.asarray(inverse), count)
+            rows = Rows(x, order, inverse, count)
             experts = Experts("a layer", weights, False, as_activation("silu"), None, None, recipe)
-            groups = Groups(jnp.asarray(sizes, jnp.int32), jnp.array([0]))
+            groups = Groups(sizes.astype(jnp.int32), jnp.array([0]))
             return experts.mlp(rows, jnp.ones(m), groups, combines=True)
 
         y, vjp = jax.vjp(layer, x)
         return y, *vjp(jnp.cos(y))
 
-    x = jnp.asarray(one.x, BF16)
-    of_rows = jnp.asarray([*order[:30], *rng.integers(0, 40, m - 30)])
-    expected = run(x, of_rows, None)
-    poisoned = x.at[order[30:]].set(jnp.nan)
-    got = run(poisoned, of_rows.at[30:].set(int(order[35])), jnp.array([30]))
+    x = one.x.astype(BF16)
+    of_rows = np.array([*order[:30], *rng.integers(0, 40, m - 30)])
+    expected = run(weights, sizes, inverse, x, of_rows, None)
+    # Copy before writing, because JAX may still be reading the first operands.
+    x, of_rows = x.copy(), of_rows.copy()
+    x[order[30:]], of_rows[30:] = np.nan, order[35]
+    got = run(weights, sizes, inverse, x, of_rows, np.array([30]))
     for found, want in zip(got, expected, strict=True):
         np.testing.assert_array_equal(np.float32(found), np.float32(want))
