@@ -49,26 +49,33 @@ RECIPES = [{}, dict(recipe=jgg.Recipe(forward="bf16"))]
 )
 def test_traced_slopes(name, options, x, rng):
     layer = layers(rng, **options)[name]
-    known = jax.jit(layer, static_argnums=0)
-    expected = known(0.25, x)
-    close = dict(rtol=1e-5, atol=1e-5 * jnp.abs(expected).max())
-    np.testing.assert_allclose(jax.jit(layer)(0.25, x), expected, **close)
+
+    @jax.jit
+    def known(x):
+        y, vjp = jax.vjp(lambda x: layer(0.25, x), x)
+        return y, *vjp(y)
+
+    @jax.jit
+    def traced(slope, x, dy):
+        y, vjp = jax.vjp(layer, slope, x)
+        return y, *vjp(dy)
+
+    expected, wanted = map(np.asarray, known(x))
+    close = dict(rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    y, gradient, dx = traced(0.25, x, expected)
+    np.testing.assert_allclose(y, expected, **close)
     made_inside = jax.jit(lambda x: layer(jnp.float32(0.25), x))
     np.testing.assert_allclose(made_inside(x), expected, **close)
     many = jax.jit(jax.vmap(layer, (0, None)))(jnp.array([0.25, 1.0]), x)
     np.testing.assert_allclose(many[0], expected, **close)
-
-    def loss(slope, x):
-        return jnp.vdot(layer(slope, x), expected)
-
     # Layers are linear in the slope, up to FP8 rounding. Terms may cancel, so norms set `atol`.
-    gradient, dx = jax.jit(jax.grad(loss, (0, 1)))(0.25, x)
-    by_slope = known(1.0, x) - known(0.0, x)
-    size = jnp.linalg.norm(expected) * jnp.linalg.norm(by_slope)
+    # Values at other slopes are those of the vmapped layer for one slope, up to rounding.
+    by_slope = np.subtract(traced(1.0, x, expected)[0], traced(0.0, x, expected)[0])
+    np.testing.assert_allclose(many[1], traced(1.0, x, expected)[0], **close)
+    size = np.linalg.norm(expected) * np.linalg.norm(by_slope)
     atol = (4e-2 if options else 1e-5) * size
-    np.testing.assert_allclose(gradient, jnp.vdot(by_slope, expected), rtol=0, atol=atol)
-    wanted = jax.jit(jax.grad(loss, 1), static_argnums=0)(0.25, x)
-    np.testing.assert_allclose(dx, wanted, atol=1e-5 * jnp.abs(wanted).max())
+    np.testing.assert_allclose(gradient, np.vdot(by_slope, expected), rtol=0, atol=atol)
+    np.testing.assert_allclose(dx, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_what_fp8_layers_do_not_take(x, rng):
