@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from benchmarks.fp8_training import model_of
 from benchmarks.harness import report
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
@@ -32,11 +33,11 @@ from benchmarks.peers.expert_parallel import AXIS, mesh_of
 from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo.data import batches, load_corpus
 from jax_grouped_gemm.demo.model import LanguageModel
-from jax_grouped_gemm.demo.presets import PRESETS
+from jax_grouped_gemm.demo.presets import PRESETS, Preset
 from jax_grouped_gemm.demo.train import adamw, make_train_step
 
 QUEUE = 4
-TINY_STACK = 8, 32, 48
+TINY_STACK = 2, 32, 48
 # Number and sizes of the matrices of each GPU.
 SPLIT = {
     "12x4096x14336": (12, 4096, 14336),
@@ -46,10 +47,9 @@ SPLIT = {
 
 
 def training(
-    devices: int, preset_name: str, batch: int, seed: int, xla_defaults: bool = False
+    devices: int, preset: Preset, batch: int, seed: int, xla_defaults: bool = False
 ) -> Callable[[], object]:
     """Returns a function that takes a step of the demo's model, with `batch` sequences a device."""
-    preset = PRESETS[preset_name]
     model = LanguageModel(preset.model, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, adamw(preset, preset.steps), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
@@ -148,25 +148,24 @@ def complete(options: argparse.Namespace) -> None:
     options.devices = options.devices or len(jax.devices())
     options.recorder, options.no_host = "clock", True
     if options.dry_run:
-        options.preset, options.batch, options.stack = "cpu", 1, TINY_STACK
+        options.batch, options.stack = 1, TINY_STACK
         options.split = options.split[:1]
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     devices, seed, stack = options.devices, options.seed, tuple(options.stack)
+    model, preset = model_of(options)
     functions = {
-        f"{options.preset}/training": functools.partial(
-            training, preset_name=options.preset, batch=options.batch, seed=seed,
+        f"{model}/training": functools.partial(
+            training, preset=preset, batch=options.batch, seed=seed,
             xla_defaults=options.xla_defaults,
         ),
         f"{'x'.join(map(str, stack))}/muon": functools.partial(muon, stack=stack, seed=seed),
     }  # fmt: skip
     for name in options.split:
-        tiny = options.dry_run
-        of = functools.partial(
-            orthogonalization, stack=TINY_STACK if tiny else SPLIT[name], seed=seed
-        )
-        functions[f"{'tiny' if tiny else name}/split"] = of
+        matrices = TINY_STACK if options.dry_run else SPLIT[name]
+        of = functools.partial(orthogonalization, stack=matrices, seed=seed)
+        functions[f"{'tiny' if options.dry_run else name}/split"] = of
 
     def case(name: str) -> dict:
         shape, op = name.split("/")
