@@ -198,8 +198,8 @@ class TestTransformations:
     def test_vmap_of_indices(self, rng):
         case = small(rng)
         sizes = np.stack([rng.permutation(SIZES) for _ in range(3)])
-        run = partial(jgg.ragged_mlp, rows=case.rows)
-        got = jax.vmap(lambda s: run(*case.factors[:4], s))(sizes)
+        run = jax.jit(partial(jgg.ragged_mlp, rows=case.rows))
+        got = jax.jit(jax.vmap(lambda s: run(*case.factors[:4], s)))(sizes)
         for one, size in zip(got, sizes, strict=True):
             compared(one, run(*case.factors[:4], size))
 
