@@ -16,6 +16,8 @@ from tests.support.products import FORMS, List, cutlass_like, mixed_layouts, ran
 
 # Matrices (m, k, n), three with a dimension of size zero, and two stacks, one of no matrices.
 SHAPES = [(3, 4, 5), (0, 3, 2), (4, 0, 3), (2, 3, 0), (2, 6, 1, 4), (1, 1, 1), (0, 2, 3, 4)]
+# Which of lhs, rhs, c and alpha `vmap` maps.
+MAPPED = [mapped for mapped in product((False, True), repeat=4) if any(mapped)]
 
 
 @pytest.fixture(autouse=True)
@@ -136,8 +138,11 @@ class TestValues:
 
 
 class TestTransformations:
-    @FORMS
-    @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+    @pytest.mark.parametrize(
+        "transpose_lhs, transpose_rhs, dtype",
+        [(*of, np.complex128) for of in product((False, True), repeat=2)]
+        + [(False, True, np.float64)],
+    )
     def test_gradients(self, transpose_lhs, transpose_rhs, dtype, rng):
         """First and second derivatives by all operands and scales match finite differences."""
         problems = random_list(
@@ -166,7 +171,7 @@ class TestTransformations:
             return jgg.grouped_gemm(lhs, rhs, c, alpha=0.7, beta=-0.3, **problems.transposes)
 
         operands = (problems.lhs, problems.rhs, problems.c)
-        check_grads(function, operands, order=2, modes=("fwd", "rev"))
+        check_grads(jax.jit(function), operands, order=2, modes=("fwd", "rev"))
 
     def test_gradient_of_one_operand_of_one_problem(self, rng):
         """The other operands have symbolic zeros as tangents, for which no product is computed."""
@@ -176,12 +181,18 @@ class TestTransformations:
             rhs = [problems.rhs[0], x, problems.rhs[2]]
             return jgg.grouped_gemm(problems.lhs, rhs, alpha=jnp.asarray([2.0, 3.0, 4.0])[1])
 
-        check_grads(function, (problems.rhs[1],), order=2, modes=("fwd", "rev"))
+        check_grads(jax.jit(function), (problems.rhs[1],), order=2, modes=("fwd", "rev"))
         explanation = jgg.explain(jax.grad(lambda x: jnp.sum(function(x)[1] ** 2)), problems.rhs[1])
         assert [len(plan.problem.entries) for plan in explanation.plans] == [3, 1]
 
-    @pytest.mark.parametrize("mapped", [m for m in product((False, True), repeat=4) if any(m)])
-    @FORMS
+    @pytest.mark.parametrize(
+        "mapped, transpose_lhs, transpose_rhs",
+        [
+            # A mapped axis may fold into rows of lhs, whatever `transpose_rhs` is.
+            (mapped, transpose_lhs, (i + transpose_lhs) % 2 == 1)
+            for (i, mapped), transpose_lhs in product(enumerate(MAPPED), (False, True))
+        ],
+    )
     def test_vmap(self, transpose_lhs, transpose_rhs, mapped, rng):
         """Any operands may be mapped, in a list of a matrix, a stack and an empty product."""
         size, shapes = 3, [(4, 3, 5), (2, 4, 3, 5), (0, 3, 5)]
@@ -244,8 +255,9 @@ class TestTransformations:
         def local(lhs, rhs):
             return jgg.grouped_gemm([lhs], [rhs])[0]
 
-        got = jax.grad(lambda a, b: jnp.sum(local(a, b) ** 2), (0, 1))(lhs, rhs)
-        want = jax.grad(lambda a, b: jnp.sum((a @ b) ** 2), (0, 1))(lhs, rhs)
+        got = jax.jit(jax.grad(lambda a, b: jnp.sum(local(a, b) ** 2), (0, 1)))(lhs, rhs)
+        y = lhs @ rhs
+        want = 2 * y @ rhs.T, 2 * lhs.T @ y
         for x, y in zip(got, want, strict=True):
             np.testing.assert_allclose(x, y, atol=1e-9)
 
