@@ -24,6 +24,7 @@ from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from tests.support.partition import (
+    AUTO,
     EIGHT,
     EXPLICIT,
     FOUR_BY_TWO,
@@ -67,16 +68,22 @@ def is_decoded(function, *arguments) -> bool:
     return "decode_mlp[" in str(jax.make_jaxpr(lambda *given: function(*given))(*arguments))
 
 
+@functools.cache
+def jitted(function, most_pairs: int):
+    """Returns a new function, because JAX caches traces, for this value of `plan.MOST_PAIRS`."""
+    return jax.jit(lambda *given: function(*given))
+
+
 def decoded(function, *arguments):
     assert is_decoded(function, *arguments)
-    return jax.jit(lambda *given: function(*given))(*arguments)
+    return jitted(function, plan.MOST_PAIRS)(*arguments)
 
 
 def sorted_before(function, *arguments):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "MOST_PAIRS", 0)
         assert not is_decoded(function, *arguments)
-        return jax.jit(lambda *given: function(*given))(*arguments)
+        return jitted(function, plan.MOST_PAIRS)(*arguments)
 
 
 @pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8"])
@@ -85,8 +92,12 @@ def test_values(format, rng):
     y = decoded(layer, *given)
     assert_same(y, sorted_before(layer, *given))
     assert (y.shape, y.dtype) == ((T, D), BF16) and np.asarray(y, np.float32).any()
-    x, logits, *weights = given
+
+
+def test_tokens_of_several_sequences(rng):
+    given = x, logits, *weights = operands(rng)
     shaped = x.reshape(4, 6, D), logits.reshape(4, 6, E)
+    y = decoded(layer, *given)
     assert_same(decoded(layer, *shaped, *weights), y.reshape(4, 6, D))
 
 
@@ -106,26 +117,29 @@ def test_no_row_of_experts_that_are_elsewhere(rng):
     assert not np.asarray(y, np.float32)[::3].any() and np.asarray(y, np.float32).any()
 
 
-@pytest.mark.parametrize("offset", [2, np.int64(2)], ids=["int", "numpy"])
-def test_an_offset_that_is_a_number(offset, rng):
+def test_an_offset_that_is_a_number(rng):
     x, logits, *weights = operands(rng)
     local = [w[2:5] for w in weights]
-    of_number = functools.partial(layer, group_offset=offset)
-    y = decoded(of_number, x, logits, *local)
-    assert_same(y, decoded(functools.partial(layer, group_offset=jnp.int32(2)), x, logits, *local))
-    assert_same(y, sorted_before(of_number, x, logits, *local))
+    of_array, of_int, of_numpy = (
+        functools.partial(layer, group_offset=offset) for offset in (jnp.int32(2), 2, np.int64(2))
+    )
+    y = decoded(of_array, x, logits, *local)
+    assert_same(y, decoded(of_int, x, logits, *local))
+    assert_same(y, decoded(of_numpy, x, logits, *local))
+    assert_same(y, sorted_before(of_int, x, logits, *local))
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
-def test_experts_of_any_integers(dtype, rng):
+def test_experts_of_any_integers(rng):
     x, logits, *weights = operands(rng)
     routing = moe.route(logits, TOP)
 
     def of_routing(x, routing, *weights):
         return moe.dropless_mlp(x, routing, *weights[:3])
 
-    cast = routing._replace(experts=routing.experts.astype(dtype))
-    assert_same(decoded(of_routing, x, cast, *weights), decoded(of_routing, x, routing, *weights))
+    expected = decoded(of_routing, x, routing, *weights)
+    for dtype in np.uint8, np.int16:
+        cast = routing._replace(experts=routing.experts.astype(dtype))
+        assert_same(decoded(of_routing, x, cast, *weights), expected)
 
 
 @FORMATS
@@ -184,7 +198,7 @@ def test_vmap(format, rng):
     x, logits, *weights = operands(rng, format)
     several = jnp.stack([x, -x, 2 * x])
     mapped = jax.vmap(layer, (0, None, *[None] * 6))
-    want = jnp.stack([jax.jit(layer)(each, logits, *weights) for each in several])
+    want = jnp.stack([decoded(layer, each, logits, *weights) for each in several])
     assert_same(jax.jit(mapped)(several, logits, *weights), want, CLOSE)
 
 
@@ -315,10 +329,13 @@ def test_what_is_split(name, kind, rng):
     assert sums == ([(T, D)] if name == "hidden columns" else [])
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
-    "of",
-    [dict(format="mxfp4"), dict(format="int4", zero_points=True), dict(format="int8")],
+    ("of", "kind"),
+    [
+        (dict(format="mxfp4"), AUTO),
+        *((dict(format="int4", zero_points=True), kind) for kind in KINDS),
+        (dict(format="int8"), EXPLICIT),
+    ],
     ids=str,
 )
 def test_packed_matrices_over_a_mesh(of, kind, rng):
@@ -326,11 +343,11 @@ def test_packed_matrices_over_a_mesh(of, kind, rng):
     x, logits, *weights = operands(rng)
     matrices = [jgg.quantize(w, **of) for w in weights[:3]]
     given = [x[:5], logits[:5], *matrices, *weights[3:]]
-    mesh = mesh_of(EIGHT, kind)
+    mesh, want = mesh_of(EIGHT, kind), decoded(layer, *given)
     with entered(mesh):
         everywhere = jax.device_put(given, jax.NamedSharding(mesh, P()))
-        assert_same(decoded(layer, *everywhere), decoded(layer, *given), CLOSE)
-        assert_same(sorted_before(layer, *everywhere), decoded(layer, *given), CLOSE)
+        assert_same(decoded(layer, *everywhere), want, CLOSE)
+        assert_same(sorted_before(layer, *everywhere), want, CLOSE)
 
 
 @FORMATS
