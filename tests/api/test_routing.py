@@ -109,9 +109,10 @@ def test_rank_promotion_may_be_an_error(logits, rng):
             y = moe.dropless_mlp(x, routing, wi, wi, wo, biases=biases)
             return y.sum(), moe.auxiliary_losses(routing)
 
-        # Ranks and dtypes are checked while operations are traced, so nothing is computed.
+        # Ranks and dtypes are checked while operations are traced, and implementations of
+        # primitives are traced while a program is lowered. Nothing is computed.
         gradients = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
-        jax.eval_shape(gradients, x, wi, wo, jnp.asarray(logits))
+        jax.jit(gradients).lower(x, wi, wo, jnp.asarray(logits))
 
 
 @pytest.mark.parametrize(
