@@ -159,6 +159,21 @@ def test_mlps_whose_rows_are_split(rng, kind, name):
     assert "all-gather" not in compiled.as_text()
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_dequantised_matrices_stay_where_they_are(rng, kind):
+    """Each device dequantises its own matrices, and nothing is gathered."""
+    packed = weights(rng, "int4", (EXPERTS, 64, 96))
+    want = jgg.dequantize(packed)
+    mesh = jax.make_mesh((2,), ("i",), (kind,))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(packed, NamedSharding(mesh, P("i")))
+        compiled = jax.jit(jgg.dequantize).lower(split).compile()
+        found = compiled(split)
+    np.testing.assert_array_equal(found, want)
+    assert found.sharding.is_equivalent_to(NamedSharding(mesh, P("i")), found.ndim)
+    assert "all-gather" not in compiled.as_text()
+
+
 def test_layers_whose_tokens_are_split(rng):
     packed = mlp_weights(rng, "int8")
     x = rows(rng, 32, EMBED)
