@@ -1,6 +1,8 @@
 """Whether plans compute a recipe in FP8 or in bf16, for layers and matmuls of many sizes."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -197,3 +199,27 @@ def test_the_experts_of_a_device_count(rng):
         return jgg.explain(jax.jit(layer), x, routing, wi, wi, wo, offset).plans[0]
 
     assert "16384 rows" in str(plan(32)) and "32768 rows" in str(plan(64))
+
+
+def test_copying_tokens_counts():
+    """Rows that a layer copies from tokens take longer than rows that are sorted already."""
+    t, d, f, experts, top_k = 5003, 1096, 520, 24, 3
+    rows, indices = t * top_k, jax.ShapeDtypeStruct((t * top_k,), jnp.int32)
+    matrices = [jax.ShapeDtypeStruct((experts, *s), BF16) for s in ((d, f), (d, f), (f, d))]
+    sizes = jax.ShapeDtypeStruct((experts,), jnp.int32)
+    of_routing = (experts, jnp.float32), (top_k, jnp.int32), (top_k, jnp.float32)
+    routing = moe.Routing(*(jax.ShapeDtypeStruct((t, n), dtype) for n, dtype in of_routing))
+
+    def predicted(function, tokens, *operands):
+        x = jax.ShapeDtypeStruct((tokens, d), BF16)
+        with_recipe = functools.partial(function, recipe=jgg.Recipe())
+        reason = jgg.explain(with_recipe, x, *operands).plans[0].reason
+        return [int(us) for us in re.findall(r"(\d+) us", reason)]
+
+    def copied(x, rows, *operands, **options):
+        return jgg.ragged_mlp(x, *operands, rows=rows, **options)
+
+    of_sorted = predicted(jgg.ragged_mlp, rows, *matrices, sizes)
+    of_tokens = predicted(copied, t, indices, *matrices, sizes)
+    assert of_tokens == predicted(moe.dropless_mlp, t, routing, *matrices)
+    assert of_tokens and all(a > b for a, b in zip(of_tokens, of_sorted, strict=True))
