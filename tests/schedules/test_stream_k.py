@@ -272,6 +272,9 @@ class TestPlan:
         whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
         assert whole.utilization == pytest.approx(136 / (3 * 66))
         assert cut.utilization == pytest.approx(136 / (2.25 * 66))
+        # A step takes 64 elements of k, whatever k is.
+        longer = self.plan(m=8 * 256, n=17 * 256, k=2**14, tile=TILE)
+        assert longer.utilization == cut.utilization
 
     def test_few_units_still_fill_the_grid(self):
         whole = self.plan(m=8 * 100, n=256, tile=DEFAULT_TILE)
