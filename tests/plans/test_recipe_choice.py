@@ -165,6 +165,7 @@ def test_what_is_not_left_to_plans():
     for implementation in ("cuda", "xla", "reference"):
         assert not chosen(implementation=implementation)
     assert not chosen(of=Dot(4, 0, 64, 64)) and not chosen(of=Dot(0, 32, 64, 64))
+    assert not chosen(of=Layer(4, 0, 0, 64, 64)) and not chosen(of=Layer(0, 32, 16, 64, 64))
     assert not chosen(recipe=jgg.Recipe("bf16", "bf16", "bf16"))
     assert not chosen(recipe=jgg.Recipe(forward="bf16"), training=False)
     with fallback.policy("kernels"):
