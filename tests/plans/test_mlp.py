@@ -270,6 +270,7 @@ def test_fp8_weight_gradients_of_gate_and_up(hidden, dtype, wgrad, ops):
     arrays = shapes(m=8192, hidden=hidden, dtype=dtype)
     plans = plans_of_gradient(*arrays, recipe=recipe).plans
     assert Counter(p.problem.op for p in plans if "contracting" in p.problem.op.split("_")) == ops
+    assert not any("quantize" in p.problem.op for p in plans)  # quantisers do not multiply
 
 
 def test_weight_gradients_of_wide_experts_are_two_products():
