@@ -28,15 +28,20 @@ PACKAGE = "jax_grouped_gemm"
 COMMON = ["api/test_errors.py", "api/test_refusals.py"]
 TESTS = {
     "expert_parallel": ["*/test_expert_parallel*.py", "api/test_flax_expert_parallel.py"],
-    "fp8": ["*/test_fp8*.py", "*/test_recipe*.py", "api/test_quantize.py", "*/test_scaled*.py"],
+    "fp8": ["*/test_fp8*.py", "*/test_recipe*.py", "api/test_quantize.py", "*/test_scaled*.py",
+            "api/test_quantized_fp8.py", "api/test_weight_formats.py",
+            "transforms/test_partition.py"],
     "lists": ["*/test_grouped_gemm.py", "*/test_rank_k.py", "api/test_symm_product.py"],
     "mlp": ["*/test_mlp*.py", "api/test_ragged_mlp.py", "plans/test_few_rows.py",
-            "*/test_decode.py"],
+            "*/test_decode.py", "*/test_fp8_mlp*.py", "plans/test_recipe_choice.py",
+            "plans/test_packed.py"],
     "muon": ["api/test_orthogonalize.py", "api/test_optim.py", "*/test_muon*.py"],
     "optimizer": ["*/test_optimizer*.py"],
-    "quantized": ["*/test_quantized_*.py", "api/test_checkpoints.py"],
+    "quantized": ["*/test_quantized_*.py", "api/test_checkpoints.py", "*/test_packed*.py",
+                  "api/test_weight_formats.py"],
     "ragged": ["api/test_semantics.py", "api/test_ragged*.py", "*/test_ragged_dot.py",
-               "api/test_reference.py", "transforms/test_autodiff.py", "plans/test_whole*.py"],
+               "api/test_reference.py", "transforms/test_autodiff.py", "transforms/test_vmap.py",
+               "*/test_stream_k.py", "plans/test_whole*.py", "plans/test_prediction.py"],
     "rows": ["*/test_rows.py", "api/test_routing.py", "api/test_moe_rows.py", "api/test_moe.py"],
 }  # fmt: skip
 
