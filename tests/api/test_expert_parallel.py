@@ -81,14 +81,14 @@ def title(options) -> str:
 
 OPTIONS = [
     dict(),
-    dict(combine="ppermute", overlap=True),
+    dict(strategy="all_gather", combine="ppermute", overlap=True),  # "auto" would exchange rows
     dict(combine="all_to_all"),
     dict(save="rows"),
     dict(save="nothing"),
     dict(chunks=3),
     dict(chunks=2, combine="all_to_all", save="nothing"),
-    dict(chunks=2, combine="ppermute", save="nothing"),
-    dict(overlap=True, save="rows", max_sms=8),
+    dict(strategy="all_gather", chunks=2, combine="ppermute", save="nothing"),
+    dict(strategy="all_gather", overlap=True, save="rows", max_sms=8),
     dict(implementation=jax.lax.ragged_dot),
     dict(strategy="ragged_all_to_all"),
     dict(strategy="ragged_all_to_all", chunks=2, save="nothing"),
@@ -154,8 +154,8 @@ class TestMeshes:
         check(mesh_of(data=2, expert=2), operands(rng), rng, tokens=tokens)
 
     def test_experts_along_two_axes(self, rng):
-        matrices = (P(("a", "b")),) * 3
-        options = dict(expert_axis=("a", "b"), tokens=P(("a", "b")), matrices=matrices)
+        axes, both = ("a", "b"), P(("a", "b"))
+        options = dict(strategy="all_gather", expert_axis=axes, tokens=both, matrices=(both,) * 3)
         for combine in ("all_to_all", "ppermute"):
             check(mesh_of(a=2, b=2), operands(rng), rng, combine=combine, **options)
 
