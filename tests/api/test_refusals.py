@@ -94,7 +94,9 @@ WRONG = {
     "num_experts must be a multiple of the 4 devices": dict(num_experts=6, expert_axis="expert"),
     "strategy must be": dict(expert_axis="expert", strategy="broadcast"),
     "buffer_factor must be": dict(expert_axis="expert", buffer_factor=-1),
-    "chunks must be": dict(expert_axis="expert", chunks="many"),
+    "chunks must be 'auto' or a positive divisor of the tokens of a device, got 'many'": dict(
+        expert_axis="expert", chunks="many"
+    ),
     "overlap must be": dict(expert_axis="expert", overlap=True, chunks=2),
     "two meanings": dict(expert_axis="expert", tensor_axis="expert"),
     "tensor_axis must be None with batch_invariant": dict(

@@ -171,7 +171,8 @@ class TestExplanation:
             moe.explain_expert_parallel(*QWEN, 2, overlap="yes")
         with pytest.raises(ValueError, match="save.*got 'y'"):
             moe.explain_expert_parallel(*QWEN, 2, save="y")
-        with pytest.raises(ValueError, match="chunks.*got 3"):
+        divisor = f"divisor of the {QWEN[0]} tokens of a device, got 3"
+        with pytest.raises(ValueError, match=divisor):
             moe.explain_expert_parallel(*QWEN, 2, chunks=3)
 
 
