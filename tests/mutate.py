@@ -41,7 +41,8 @@ TESTS = {
                   "api/test_weight_formats.py"],
     "ragged": ["api/test_semantics.py", "api/test_ragged*.py", "*/test_ragged_dot.py",
                "api/test_reference.py", "transforms/test_autodiff.py", "transforms/test_vmap.py",
-               "*/test_stream_k.py", "plans/test_whole*.py", "plans/test_prediction.py"],
+               "*/test_stream_k.py", "plans/test_whole*.py", "plans/test_prediction.py",
+               "plans/test_float32_tiles.py"],
     "rows": ["*/test_rows.py", "api/test_routing.py", "api/test_moe_rows.py", "api/test_moe.py"],
 }  # fmt: skip
 
