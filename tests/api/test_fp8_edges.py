@@ -1,4 +1,4 @@
-"""`fp8_ragged_dot` with dimensions of size zero, and under JAX's strictest promotion rules."""
+"""`fp8_ragged_dot` of empty operands and under strict promotion, and what its gradients keep."""
 
 import jax
 import jax.numpy as jnp
@@ -56,3 +56,17 @@ def test_rank_promotion_may_be_an_error_in_an_mlp(wgrad, rng):
 
     with jax.numpy_rank_promotion("raise"):
         jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(x, wi_0, wi_1, wo)
+
+
+@pytest.mark.parametrize("product", ["wgrad", "dgrad"])
+def test_operands_of_gradients_in_bf16_are_kept_in_16_bits(product):
+    recipe = jgg.Recipe(**{product: "bf16"})
+    lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 128), (2, 128, 256)))
+
+    def residuals(lhs, rhs):
+        sizes = np.array([40, 24], np.int32)
+        return jax.vjp(lambda *x: jgg.fp8_ragged_dot(*x, sizes, recipe=recipe), lhs, rhs)[1]
+
+    kept = jax.tree.leaves(jax.eval_shape(residuals, lhs, rhs))
+    shape = lhs.shape if product == "wgrad" else rhs.shape
+    assert [x.dtype for x in kept if x.shape == shape] == [jnp.bfloat16]
