@@ -22,7 +22,7 @@ from benchmarks.harness.peer import Call, Role, pinned_implementation
 from benchmarks.never_slower import shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers.fp8_layer import RECIPES, TOLERANCE
-from jax_grouped_gemm._src.fp8.choice.plan import Choice
+from jax_grouped_gemm._src.fp8.choice import Choice
 from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}

@@ -24,9 +24,9 @@ A folder imports only from lower layers:
 - `expert_parallel` from `mlp` and `rows`,
 - `optimizer`, which writes FP8 weights as it updates the float32 weights, from `mlp`.
 
-`fp8` has folders for its quantisers, for products of operands with scales, for the matmul that
-quantises its operands, and for the choice of bf16 in place of a recipe. In `ragged`, `packed` is
-the product with packed weights. In `mlp`, `operands` has the types of a layer's operands, `layer`
-the derivative, `fp8` the layer with a recipe, `packed` the layer with packed weights, and `experts`
-chooses between these layers.
+`fp8` has folders for its quantisers, for products of operands with scales and for the matmul that
+quantises its operands. `choice` in it decides where bf16 replaces a recipe. In `ragged`, `packed`
+is the product with packed weights. In `mlp`, `operands` has the types of a layer's operands,
+`layer` the derivative, `fp8` the layer with a recipe, `packed` the layer with packed weights, and
+`experts` chooses between these layers.
 """

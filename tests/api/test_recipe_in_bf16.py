@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8.choice.plan import Choice
+from jax_grouped_gemm._src.fp8.choice import Choice
 from tests.support.dtypes import BF16, F32
 
 pytestmark = pytest.mark.plans_as_users_get_them

@@ -14,7 +14,7 @@ from benchmarks.never_slower import recipes
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.prediction import Cost, Dot, Layer
 
 pytestmark = pytest.mark.plans_as_users_get_them
@@ -146,9 +146,9 @@ def test_products_take_the_time_of_bytes_or_of_products(rows, training):
     in_bf16, in_fp8 = Cost(), Cost()
     layer.in_bf16(in_bf16, training=training)
     layer.in_fp8(jgg.Recipe(), in_fp8, training=training)
-    assert in_bf16.rows == pytest.approx(seconds(2, H200.rates.sixteen_bits), rel=0.05)
-    assert in_fp8.rows == pytest.approx(seconds(1, H200.rates.eight_bits), rel=0.05)
-    assert (in_bf16.gradients > 0) == (in_fp8.gradients > 0) == training
+    assert in_bf16.terms["rows"] == pytest.approx(seconds(2, H200.rates.sixteen_bits), rel=0.05)
+    assert in_fp8.terms["rows"] == pytest.approx(seconds(1, H200.rates.eight_bits), rel=0.05)
+    assert (in_bf16.terms["gradients"] > 0) == (in_fp8.terms["gradients"] > 0) == training
 
 
 def test_what_is_not_left_to_plans():

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
@@ -31,51 +31,41 @@ SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
 """16-bit elements that the quantiser loads at once. If columns are no multiple of this number, the
 quantiser loads and stores single elements, and takes BY_ELEMENTS times as long as a copy."""
 
+TERMS = ("launch", "rows", "gradients", "wave", "moved", "weights", "unaligned")
+
 
 @dataclasses.dataclass
 class Cost:
-    """The parts of a computation's time, in seconds, not yet multiplied by coefficients.
+    """The terms of a computation's time on an H200, which `fallback.seconds` adds up.
 
     Attributes:
-      target: the device.
       given: whether weights are quantised before the call.
-      launch: a microsecond for each kernel.
-      rows, gradients: tensor-core time of products of rows, and of weight gradients.
-      wave: a microsecond for each tile that a multiprocessor computes.
-      moved: time of reading and writing outside products.
-      weights: time of reading and writing to quantise weights.
-      unaligned: time of padding arrays whose FP8 rows are no multiple of 16 bytes.
+      terms: the seconds of each term, without its coefficient. "launch" has a microsecond for each
+        kernel, and "wave" one for each tile that a multiprocessor computes. "rows" and "gradients"
+        are the time of the tensor cores for products of rows and for weight gradients. "moved" is
+        the time of reading and writing outside products, "weights" that of reading and writing to
+        quantise weights, and "unaligned" that of padding arrays whose FP8 rows are no multiple of
+        16 bytes.
     """
 
-    target: Target = H200
     given: bool = False
-    launch: float = 0.0
-    rows: float = 0.0
-    gradients: float = 0.0
-    wave: float = 0.0
-    moved: float = 0.0
-    weights: float = 0.0
-    unaligned: float = 0.0
-
-    def terms(self) -> dict[str, float]:
-        """Returns the terms that `fallback.seconds` adds up."""
-        return {x.name: getattr(self, x.name) for x in dataclasses.fields(self)[2:]}
+    terms: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(TERMS, 0.0))
 
     def move(self, num_bytes: float, launches: int = 1) -> None:
         """Adds kernels that move bytes."""
-        self.moved += num_bytes / self.target.rates.bandwidth
-        self.launch += 1e-6 * launches
+        self.terms["moved"] += num_bytes / H200.rates.bandwidth
+        self.terms["launch"] += 1e-6 * launches
 
     def quantize_weights(self, g: int, k: int, n: int, bytes_each: int) -> None:
         """Adds the quantiser of g matrices [k, n] if the call quantises them."""
         if self.given:
             return
-        seconds = g * k * n * bytes_each / self.target.rates.bandwidth
+        seconds = g * k * n * bytes_each / H200.rates.bandwidth
         if k % TMA_ALIGNMENT_BYTES or n % SOURCE_ALIGNMENT:
-            self.unaligned += seconds * BY_ELEMENTS
+            self.terms["unaligned"] += seconds * BY_ELEMENTS
         else:
-            self.weights += seconds
-        self.launch += 1e-6
+            self.terms["weights"] += seconds
+        self.terms["launch"] += 1e-6
 
     def multiply(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
         """Adds a product of m rows by g matrices [k, n]."""
@@ -83,10 +73,10 @@ class Cost:
         # The last tile of a group is half full on average.
         tiles = (m / BLOCK + visited / 2) * cdiv(n, DEFAULT_TILE.tile_n)
         moved = itemsize * (m * k + visited * k * n) + 2 * m * n
-        self.rows += self._product(tiles, k, moved, itemsize)
+        self.terms["rows"] += self._product(tiles, k, moved, itemsize)
         if itemsize == 1 and k % TMA_ALIGNMENT_BYTES:
-            self.unaligned += 2 * (m * k + g * k * n) / self.target.rates.bandwidth
-            self.launch += 2e-6
+            self.terms["unaligned"] += 2 * (m * k + g * k * n) / H200.rates.bandwidth
+            self.terms["launch"] += 2e-6
 
     def contract(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
         """Adds the gradient of g matrices [k, n] by m rows."""
@@ -94,17 +84,17 @@ class Cost:
         moved = itemsize * m * (k + n) + 2 * g * k * n
         # Groups in FP8 are whole blocks; half of the last block is zeros on average.
         depth = m / g + (BLOCK / 2 if itemsize == 1 else 0)
-        self.gradients += self._product(tiles, depth, moved, itemsize)
+        self.terms["gradients"] += self._product(tiles, depth, moved, itemsize)
 
     def _product(self, tiles: float, depth: float, moved: float, itemsize: int) -> float:
-        target, tile = self.target, DEFAULT_TILE
-        waves = max(tiles / target.multiprocessors, 1)
-        self.wave += 1e-6 * waves
-        self.launch += 1e-6
+        waves = max(tiles / H200.multiprocessors, 1)
+        self.terms["wave"] += 1e-6 * waves
+        self.terms["launch"] += 1e-6
         steps = round_up(math.ceil(depth), BLOCK // itemsize)
-        multiply_adds = waves * target.multiprocessors * tile.tile_m * tile.tile_n * steps
-        rate = target.multiply_adds(np.dtype(np.int8 if itemsize == 1 else np.float16))
-        return max(multiply_adds / rate, moved / target.rates.bandwidth)
+        area = DEFAULT_TILE.tile_m * DEFAULT_TILE.tile_n
+        multiply_adds = waves * H200.multiprocessors * area * steps
+        rate = H200.multiply_adds(np.dtype(np.int8 if itemsize == 1 else np.float16))
+        return max(multiply_adds / rate, moved / H200.rates.bandwidth)
 
 
 ONCE, CAST = 3, 6

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32, is_static
-from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.prediction import Layer
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES

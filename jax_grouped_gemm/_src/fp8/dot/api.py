@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
-from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.dot.primitive import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.fp8.formats import Scaled, quantized_blocks
 from jax_grouped_gemm._src.fp8.prediction import Dot

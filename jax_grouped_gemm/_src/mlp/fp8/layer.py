@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, is_static
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
-from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.fp8.choice.plan import Choice
+from jax_grouped_gemm._src.fp8.choice import Choice
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference

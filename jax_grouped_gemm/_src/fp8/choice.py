@@ -37,7 +37,7 @@ class Choice:
         fp8, bf16 = Cost(given=self.given), Cost(given=self.given)
         self.of.in_fp8(self.recipe, fp8, training=self.training)
         self.of.in_bf16(bf16, training=self.training)
-        return fp8.terms(), bf16.terms()
+        return fp8.terms, bf16.terms
 
     def seconds(self) -> tuple[float, float, bool]:
         """Returns the predicted seconds in FP8 and in bf16, and whether to take bf16."""

@@ -1,1 +1,0 @@
-"""bf16 in place of a recipe where that is faster."""
