@@ -45,12 +45,10 @@ class Target:
 
     Attributes:
       multiprocessors: number of multiprocessors.
-      arch: architecture that kernels are compiled for.
       rates: speed of the chip.
     """
 
     multiprocessors: int = 132
-    arch: str = "sm90"
     rates: Rates = dataclasses.field(default=Rates(), repr=False)
 
     def __post_init__(self) -> None:

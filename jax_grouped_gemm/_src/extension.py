@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 
-ARCHITECTURES = {"9.0": "sm90"}
-"""The architectures that kernels are compiled for, by compute capability."""
+CAPABILITIES = ("9.0",)
+"""The compute capabilities that kernels are compiled for."""
 
 
 def is_available() -> bool:
@@ -43,10 +43,10 @@ def default_device() -> jax.Device:
 def unsuitable_device_reason(device: jax.Device) -> str | None:
     """Returns why `device` cannot run the kernels, None if it can."""
     capability = getattr(device, "compute_capability", None)
-    if capability in ARCHITECTURES:
+    if capability in CAPABILITIES:
         return None
     return (
-        f"the kernels need a GPU of compute capability {', '.join(ARCHITECTURES)}, got "
+        f"the kernels need a GPU of compute capability {', '.join(CAPABILITIES)}, got "
         f"{device.device_kind} ({device.platform}, compute capability {capability})"
     )
 
