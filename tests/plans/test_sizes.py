@@ -151,7 +151,7 @@ def optimizer_step(*shape):
     master = array(*shape, dtype=F32)
     forms = layout.forms(master, jnp.dtype(E4M3))
     operands = array(2, dtype=F32), master, master, *forms
-    params = dict(layout.params, power_of_two=False, implementation=None)
+    params = dict(layout=layout, power_of_two=False, implementation=None)
     return optimizer_plan.plan_update("apply_and_quantize", operands, params, H200)
 
 

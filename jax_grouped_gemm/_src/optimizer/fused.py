@@ -68,9 +68,8 @@ def _layout(weights: Weights, options: Options) -> Layout:
 
 
 def _params(layout: Layout, options: Options) -> dict[str, Any]:
-    return dict(
-        layout.params, power_of_two=options.power_of_two, implementation=options.implementation
-    )
+    asked = dict(power_of_two=options.power_of_two, implementation=options.implementation)
+    return dict(asked, layout=layout)
 
 
 def _operands(weights: Weights) -> list[jax.Array]:

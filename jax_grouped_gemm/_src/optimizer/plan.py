@@ -27,7 +27,7 @@ def plan_update(
     """Returns the plan of the step `op` for operands `avals` and parameters `params`."""
     (_, *given), moments = avals, MOMENTS[op]
     changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
-    layout = Layout.of(params)
+    layout: Layout = params["layout"]
     dtype = np.dtype(next(x.dtype for x in forms if x.dtype.itemsize == 1))
     dtypes = tuple(np.dtype(x.dtype) for x in changes)
     problem = UpdateProblem(op, layout.flat(master), dtypes, dtype, layout, params["power_of_two"])

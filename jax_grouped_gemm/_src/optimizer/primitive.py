@@ -2,8 +2,8 @@
 
 No step has a derivative. The operands are the step's float32 scalars, the gradient or update, and
 the arrays that the step changes: moments, float32 weights, and the weights' forms. The results have
-the shapes and dtypes of these arrays. The parameters are those of `Layout`, power_of_two and
-implementation.
+the shapes and dtypes of these arrays. The parameters are layout (a `Layout`), power_of_two
+and implementation.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ def _update(name: str, of_reference: Any) -> Op:
     return op
 
 
-def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
+def _dims(operands: Sequence[Any], results: Any, *, layout: Layout, **params: Any) -> Dims:
     """Returns the dimensions of a step. Devices may split matrices and blocks, but not joined
     columns."""
-    layout = Layout.of(params)
     forms, whole, blocks = letters_of_blocks(
         plain=layout.plain, transposed=layout.transposed, joined=layout.is_joined
     )

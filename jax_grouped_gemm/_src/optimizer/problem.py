@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -59,16 +58,6 @@ class Layout:
     copied: bool
     part: int
     parts: int
-
-    @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Layout:
-        """Returns the layout that a primitive's parameters describe."""
-        return cls(**{field.name: params[field.name] for field in dataclasses.fields(cls)})
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The layout as a primitive's parameters."""
-        return dataclasses.asdict(self)
 
     @property
     def is_joined(self) -> bool:

@@ -42,8 +42,8 @@ def adamw_quantized(
     square: jax.Array,
     master: jax.Array,
     *forms: jax.Array,
+    layout: Layout,
     power_of_two: bool,
-    **layout: Any,
 ) -> list[jax.Array]:
     """Computes one step of AdamW.
 
@@ -58,7 +58,7 @@ def adamw_quantized(
     """
     named = AdamwScalars(*(scalars[i] for i in range(NUM_SCALARS)))
     new = adamw_step(named, gradient, mean, square, master)
-    new_forms = _new_forms(Layout(**layout), new[2], forms, power_of_two)
+    new_forms = _new_forms(layout, new[2], forms, power_of_two)
     return _if(named.applies, [*new, *new_forms], [mean, square, master, *forms])
 
 
@@ -67,15 +67,15 @@ def apply_and_quantize(
     update: jax.Array,
     master: jax.Array,
     *forms: jax.Array,
+    layout: Layout,
     power_of_two: bool,
-    **layout: Any,
 ) -> list[jax.Array]:
     """Returns `master` + `update` and its forms, or the old arrays if `applies`, float32 [1], is 0.
 
     For the operands, see `adamw_quantized`.
     """
     new = master + update.astype(jnp.float32)
-    new_forms = _new_forms(Layout(**layout), new, forms, power_of_two)
+    new_forms = _new_forms(layout, new, forms, power_of_two)
     return _if(applies[0], [new, *new_forms], [master, *forms])
 
 
