@@ -32,6 +32,7 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.mlp.packed import api as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows
 from jax_grouped_gemm._src.note.primitive import noted
@@ -233,7 +234,7 @@ class Experts:
             return groups
         reason = WEIGHTS_ON_INPUT
         if not self.weights_on_input:
-            reason = plan.unfused_reason(*self._hidden(Rows(x), weights, groups))
+            reason = plan.unfused_reason(MlpProblem(*self._hidden(Rows(x), weights, groups)))
         if not reason:
             return groups
         of = self.weights.layer(x, x.shape[0], groups.sizes.shape[0], are_copies=False)

@@ -37,8 +37,12 @@ def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
     )
 
 
-def gather(rows: Rows, reads_in_place: bool) -> Literal["", "before", "in place"]:
-    """Returns how a kernel gets rows, see `MlpPlan.gather`."""
+Gather = Literal["", "before", "in place"]
+"""How a kernel gets rows, see `MlpPlan.gather`."""
+
+
+def gather(rows: Rows, reads_in_place: bool) -> Gather:
+    """Returns how a kernel gets rows that it may read in place."""
     if rows.rows is None:
         return ""
     return "in place" if reads_in_place else "before"

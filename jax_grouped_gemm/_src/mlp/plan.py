@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -119,7 +119,7 @@ class MlpPlan(Plan[MlpProblem]):
     """
 
     epilogue: str = ""
-    gather: Literal["", "before", "in place"] = ""
+    gather: in_place.Gather = ""
     target: Target = H200
     packed: tuple[Plan[PackedProblem], ...] = ()
 
@@ -155,7 +155,7 @@ def plan_mlp(problem: MlpProblem, target: Target) -> MlpPlan:
     plan = functools.partial(MlpPlan, problem, target=target)
     if problem.params["implementation"] == "xla":
         return plan(XLA, AS_ASKED)
-    if reason := _unfused_reason(problem):
+    if reason := unfused_reason(problem):
         return plan(COMPOSED, reason)
     kernel, asked = _kernel(fusion.kernels, problem), problem.params["tile_choices"].forward
     return fusion.finish(
@@ -227,20 +227,12 @@ def _gradient_epilogue(problem: MlpProblem[GradientOperands]) -> str:
 
 
 def _paired_weights(plan: MlpPlan) -> MlpPlan:
-    """Completes the plan of two gradients of weights, which is composed if XLA is faster."""
-    problem, (_, kernel) = plan.problem, plan.launched
-    columns = problem.operands.d0.shape[1]
-    one = plan_product(contracting, *_one_product(problem, columns), plan.target)
-    if one.kernel == ALL_ROWS:
-        return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
-    both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
-    given = problem.operands
+    """Completes the plan of the gradients of gate and up."""
+    given, (_, kernel) = plan.problem.operands, plan.launched
+    columns = given.d0.shape[1]
     reads = in_place.in_gradients(given.groups, given.rows.num_rows, columns)
-    return dataclasses.replace(
-        plan,
-        gather=in_place.gather(given.rows, reads),
-        workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, plan.target),
-    )
+    both = 2 * round_up(columns, kernel.tile.tile_n)
+    return _weights(plan, columns, both, in_place.gather(given.rows, reads))
 
 
 def _gathering_dy(plan: MlpPlan) -> MlpPlan:
@@ -251,14 +243,23 @@ def _gathering_dy(plan: MlpPlan) -> MlpPlan:
 
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
-    """Completes the plan of the gradient of wo from dy in place, composed if XLA is faster."""
+    """Completes the plan of the gradient of wo from dy in place."""
+    columns = plan.problem.operands.hidden.shape[1]
+    return _weights(plan, columns, columns, "in place")
+
+
+def _weights(plan: MlpPlan, columns: Any, in_all: Any, gather: in_place.Gather) -> MlpPlan:
+    """Completes the plan of gradients of `columns` columns each, or composes it if XLA is faster.
+
+    The kernel has the workspace of one product of `in_all` columns.
+    """
     problem, (_, kernel) = plan.problem, plan.launched
-    operands = _one_product(problem, problem.operands.hidden.shape[1])
-    one = plan_product(contracting, *operands, plan.target)
+    one = plan_product(contracting, *_one_product(problem, columns), plan.target)
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
-    workspace = workspace_bytes(contracting(*operands).problem, kernel, plan.target)
-    return dataclasses.replace(plan, gather="in place", workspace_bytes=workspace)
+    whole = contracting(*_one_product(problem, in_all)).problem
+    workspace = workspace_bytes(whole, kernel, plan.target)
+    return dataclasses.replace(plan, gather=gather, workspace_bytes=workspace)
 
 
 def _one_product(
@@ -287,12 +288,9 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
     """Whether one kernel computes an operation, from shapes alone, as tracing depends on it."""
-    return params["implementation"] != "xla" and not unfused_reason(op, operands, params)
-
-
-def unfused_reason(op: str, operands: Any, params: Mapping[str, Any]) -> str:
-    """Returns why no fused kernel computes an operation, an empty string if one does."""
-    return _unfused_reason(MlpProblem(op, operands, params))
+    return params["implementation"] != "xla" and not unfused_reason(
+        MlpProblem(op, operands, params)
+    )
 
 
 def _has_few_rows(problem: MlpProblem) -> bool:
@@ -305,8 +303,8 @@ def _may_take_few_rows(problem: MlpProblem) -> bool:
     return _has_few_rows(problem) and not is_invariant(problem.params["implementation"])
 
 
-def _unfused_reason(problem: MlpProblem) -> str:
-    """Returns why no fused kernel computes this, an empty string if one does."""
+def unfused_reason(problem: MlpProblem) -> str:
+    """Returns why no fused kernel computes a problem, an empty string if one does."""
     fusion = FUSIONS[problem.op]
     if not fusion.kernels:
         return "no kernel computes tangents, only gradients"

@@ -61,9 +61,8 @@ def unsuitable_operands(problem: MlpProblem, kernel: Kernel) -> str:
     operands, params = problem.operands, problem.params
     activation = params.get("activation")
     arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
-    if reason := operand_reason(kernel, dtypes_of(operands)):
-        return reason
-    if reason := algorithm_reason(params["precision"]):
+    of_dtypes = operand_reason(kernel, dtypes_of(operands))
+    if reason := of_dtypes or algorithm_reason(params["precision"]):
         return reason
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {activation}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenProblem
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
@@ -19,6 +19,20 @@ from jax_grouped_gemm._src.plan import (
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.sizes import too_large_operands
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenProblem:
+    """Static description of one elementwise step: the name of its operation, its layer, and
+    whether its results are `JoinedGradients`."""
+
+    op: str
+    layer: HiddenLayer
+    joined: bool
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.layer}"
+
 
 HiddenPlan = Plan[HiddenProblem]
 
@@ -33,9 +47,8 @@ def plan_step(
 ) -> HiddenPlan:
     """Plans the step `op` from its operands' avals and its parameters."""
     problem = HiddenProblem(op, params["layer"], params.get("joined", False))
-    if params["implementation"] == "xla":
-        return Plan(problem, XLA, AS_ASKED)
-    if reason := too_large_operands(avals):
+    is_asked = params["implementation"] == "xla"
+    if reason := AS_ASKED if is_asked else too_large_operands(avals):
         return Plan(problem, XLA, reason)
     if reason := unfused_reason(op, problem.layer, avals):
         return Plan(problem, COMPOSED, reason)
