@@ -29,7 +29,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Prediction, Target
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.invariance import invariant, is_enabled, is_invariant, without
-from jax_grouped_gemm._src.plan import TileConfig
+from jax_grouped_gemm._src.plan import Kernel, TileConfig, TiledKernel
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
 
@@ -180,26 +180,23 @@ def compared(
 
 
 def faster_reason(
-    work: Work | None,
-    kernel: Prediction,
-    tile: TileConfig,
+    xla: Kernel,
+    problem: Any,
+    kernel: TiledKernel,
+    prediction: Prediction,
     target: Target,
     implementation: str | None,
 ) -> str:
-    """Returns why XLA should compute a problem, empty if the kernel should.
+    """Returns why to take the row `xla` for a problem, empty if `kernel` is faster.
 
-    Args:
-      work: what XLA would compute, None if it cannot.
-      kernel: the bounds of the kernel.
-      tile: tile of the kernel.
-      target: the device.
-      implementation: the parameter of the primitive.
+    `prediction` has the bounds of the kernel, and `implementation` is the primitive's parameter.
     """
+    work: Work | None = xla.work(problem)
     if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
         return ""
     if is_invariant(implementation):  # both times depend on the number of rows
         return ""
-    terms = work.kernel_terms(kernel, tile), work.xla_terms(target)
+    terms = work.kernel_terms(prediction, kernel.tile), work.xla_terms(target)
     ours, whole, is_faster = compared(work.name, *terms)
     if not is_faster and implementation != "prefer_xla":
         return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from jax import lax
@@ -89,6 +89,8 @@ class Kernel:
       in_order: returns whether each element of the result is summed along k in ascending order and
         in the same steps, whatever else is in the tile. All such rows of a table give the same
         bits; tests on a GPU compare them. Batch invariance takes only such rows.
+      work: in a row of XLA's products, returns their `fallback.Work` for a problem; None if XLA has
+        no such products. The prediction of their time justifies this row.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Kernel:
     refuses: Callable[[Any], str] = lambda problem: ""
     pays: Callable[[Any, Any], bool] = lambda problem, target: False
     in_order: Callable[[Any], bool] = lambda problem: False
+    # Rows of one name are equal, because XLA compiles them from the same program.
+    work: Callable[[Any], Any] = dataclasses.field(default=lambda problem: None, compare=False)
 
     def takes(self, lhs: str, rhs: str, out: str) -> bool:
         """Returns whether operands and results may have these formats."""
@@ -148,6 +152,17 @@ class TiledKernel(Kernel):
         """Returns the number of thread blocks that the device runs at a time."""
         cluster = self.tile.cluster
         return max(target.multiprocessors // cluster, 1) * cluster * self.blocks
+
+
+class Table(NamedTuple):
+    """The rows that an operation chooses from: compiled kernels, the default first, and XLA.
+
+    XLA's row has a place of its own, because a plan compares it with the kernel that it would take
+    otherwise. It has neither formats nor a tile, of which messages about compiled kernels tell.
+    """
+
+    compiled: Sequence[TiledKernel]
+    xla: Kernel = XLA
 
 
 K = TypeVar("K", bound=Kernel)

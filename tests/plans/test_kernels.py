@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.mlp import plan as plan_mlp
 from jax_grouped_gemm._src.op import ops
-from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
+from jax_grouped_gemm._src.plan import XLA, Table, TileConfig, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, SIXTEEN_BITS
@@ -35,7 +35,7 @@ PRODUCT = array(4096, 2048), array(8, 2048, 1024), array(8, dtype=jnp.int32)
 @pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
 def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch, extension):
     kernel = TiledKernel(tile=PINGPONG_SIZES, schedule=schedule)
-    monkeypatch.setattr(plan_ragged, "KERNELS", (kernel,))
+    monkeypatch.setattr(plan_ragged, "KERNELS", Table((kernel,)))
     (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans
     assert plan.kernel == kernel and f"kernel {schedule}_128x192" in str(plan)
     product = jax.jit(lambda *operands: jgg.ragged_dot(*operands))

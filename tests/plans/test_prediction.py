@@ -168,7 +168,7 @@ def test_is_near_the_measured_time(times):
         choice
         for table in (
             *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING_KERNELS, plan_fp8.CONTRACTING_KERNELS),
-            *(plan_lists.TILES, plan_rank_k.TILES),
+            *(plan_lists.COMPILED, plan_rank_k.COMPILED),
         )
         for choice in table
         if choice.record

@@ -18,7 +18,7 @@ NOTHING, LHS, RHS = range(3)
 TILE_K = 64
 ON_DEVICE = np.zeros((0, 0, 2), np.int32)
 
-COMPILED = [choice.tile for choice in grouped_gemm_plan.TILES if "bfloat16" in choice.lhs]
+COMPILED = [choice.tile for choice in grouped_gemm_plan.COMPILED if "bfloat16" in choice.lhs]
 TILES = pytest.mark.parametrize("tile", COMPILED, ids=lambda t: str(t.tile_n))
 # Schedules are made for the 132 multiprocessors of an H200, but fewer or more may walk them.
 CLUSTERS = pytest.mark.parametrize("clusters", [None, 1, 7, 57, 200])

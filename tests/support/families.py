@@ -48,7 +48,7 @@ class Family:
     def kernels(self) -> list[Kernel]:
         """The kernels of the family, one for each tile."""
         dtype = np.dtype(self.dtype).name
-        return [Kernel(self, choice) for choice in plan.TILES if dtype in choice.lhs]
+        return [Kernel(self, choice) for choice in plan.TILES.compiled if dtype in choice.lhs]
 
     @property
     def schedulers(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ def use(parameter: Family | Kernel):
     family = parameter.family if isinstance(parameter, Kernel) else parameter
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(family.is_double):
         if isinstance(parameter, Kernel):
-            patch.setattr(plan, "TILES", (parameter.choice,))
+            patch.setattr(plan, "TILES", plan.TILES._replace(compiled=[parameter.choice]))
         yield family
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
-from jax_grouped_gemm._src.plan import FLOATS, FLOATS_8, TiledKernel
+from jax_grouped_gemm._src.plan import FLOATS, FLOATS_8, Table, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
@@ -17,12 +17,9 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes plans choose from A, B and C too, after the tiles that exist."""
-    tables = (
-        (plan_ragged, "KERNELS"),
-        (plan_fp8, "NONCONTRACTING_KERNELS"),
-        (plan_fp8, "CONTRACTING_KERNELS"),
-    )
     formats = dict(lhs=(*FLOATS_8, *FLOATS), rhs=(*FLOATS_8, *FLOATS), out=FLOATS)
     more = tuple(TiledKernel(tile=tile, record=("", ""), **formats) for tile in (A, B, C))
-    for module, name in tables:
-        monkeypatch.setattr(module, name, getattr(module, name) + more)
+    for name in ("NONCONTRACTING_KERNELS", "CONTRACTING_KERNELS"):
+        monkeypatch.setattr(plan_fp8, name, getattr(plan_fp8, name) + more)
+    compiled, xla = plan_ragged.KERNELS
+    monkeypatch.setattr(plan_ragged, "KERNELS", Table((*compiled, *more), xla))

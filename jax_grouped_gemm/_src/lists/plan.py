@@ -17,66 +17,55 @@ from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     NOTHING,
     XLA,
+    Plan,
+    Table,
     TiledKernel,
     able,
     format_reason,
     passed_over,
-    predict_problem,
     refusals,
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.sizes import too_large
 
-
-@dataclasses.dataclass(frozen=True)
-class Launched:
-    """The launches that compute a problem.
-
-    Attributes:
-      kernel, grid, workspace_bytes, utilization: see `Plan`.
-      rate: share of the tensor cores' rate that the kernel can reach.
-      fields: other fields of the plan.
-    """
-
-    kernel: TiledKernel
-    grid: int
-    utilization: float
-    workspace_bytes: int = 0
-    rate: float = 1.0
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
+PRODUCTS = dataclasses.replace(XLA, work=lambda problem: problem.xla_work())
+"""The row of XLA's products, in the tables of both operations."""
 
 P = TypeVar("P", GroupedGemmProblem, RankKProblem)
+ListPlan = TypeVar("ListPlan", bound=Plan[Any])
 
 
 def plan_list(
-    make: Callable[..., Any],
+    make: Callable[..., ListPlan],
     problem: P,
-    table: Sequence[TiledKernel],
+    table: Table,
     avals: Sequence[Any],
     params: Mapping[str, Any],
     target: Target,
-    launch: Callable[[P, P, Sequence[TiledKernel], Target], Launched],
-) -> Any:
+    launch: Callable[[P, P, Sequence[TiledKernel], Target], ListPlan],
+) -> ListPlan:
     """Plans a list: with a kernel, or with XLA where no kernel runs or XLA is faster.
 
     Args:
       make: the type of the plan.
       problem: the problem of the primitive.
-      table: the kernels of the operation.
+      table: the table of the operation.
       avals, params: operands and parameters of the primitive.
       target: the device.
       launch: called as `launch(problem, addressable, kernels, target)` with the problem, padded so
-        that kernels can address its rows, and the kernels that can run it.
+        that kernels can address its rows, and the kernels that can run it. Returns a plan without
+        the fields that both operations have in common.
     """
-    implementation = params["implementation"]
-    taking = [kernel for kernel in table if kernel.takes(*problem.formats)]
-    reason = AS_ASKED if implementation == "xla" else too_large(problem.sizes())
-    if reason := reason or format_reason(table, problem):
-        return make(problem, XLA, reason)
-    reason = taking[0].precision_reason(params["precision"], implementation)
-    if reason := reason or symbolic_sizes(avals):
-        return make(problem, XLA, reason)
+    implementation, (compiled, xla) = params["implementation"], table
+    taking = [kernel for kernel in compiled if kernel.takes(*problem.formats)]
+    if reason := (
+        AS_ASKED * (implementation == "xla")
+        or too_large(problem.sizes())
+        or format_reason(compiled, problem)
+        or taking[0].precision_reason(params["precision"], implementation)
+        or symbolic_sizes(avals)
+    ):
+        return make(problem, xla, reason)
     if problem.nothing:
         return make(problem, NOTHING, problem.nothing)
     # Kernels write the type of their operands, or float32.
@@ -86,26 +75,18 @@ def plan_list(
     dtype, aligned = float32.PART_DTYPE if terms else problem.dtype, taking[0].alignment
     multiples = max(aligned // dtype.itemsize, 1), max(aligned // written.itemsize, 1)
     addressable = problem.padded(multiples, written)
-    reasons = refusals(table, addressable)
+    reasons = refusals(compiled, addressable)
     if all(reasons.values()):
-        return make(problem, XLA, reasons[taking[0]])
+        return make(problem, xla, reasons[taking[0]])
     found = launch(problem, addressable, able(reasons), target)
-    taken = [launch.kernel for launch in found.fields.get("launches", [found])]
-    prediction = predict_problem(problem, found.kernel, found.utilization * found.rate, target)
-    of_xla, tile = problem.xla_work(), found.kernel.tile
-    if reason := faster_reason(of_xla, prediction, tile, target, implementation):
-        return make(problem, XLA, reason)
-    return make(
-        problem=problem,
-        kernel=found.kernel,
+    _, kernel = found.launched
+    assert found.prediction is not None
+    if reason := faster_reason(xla, problem, kernel, found.prediction, target, implementation):
+        return make(problem, xla, reason)
+    return dataclasses.replace(
+        found,
         reason=problem.copy_reason(addressable) if aligned > 1 else "",
-        kernel_problem=addressable,
-        grid=found.grid,
-        workspace_bytes=found.workspace_bytes,
         terms=terms,
-        utilization=found.utilization,
-        prediction=prediction,
-        passed_over=passed_over(reasons, *taken),
+        passed_over=passed_over(reasons, *(x.kernel for x in getattr(found, "launches", [found]))),
         notes=(float32.described(terms),) if terms else (),
-        **found.fields,
     )

@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.plan import (
     NOTHING,
     XLA,
     Plan,
+    Table,
     TileConfig,
     TiledKernel,
     able,
@@ -30,7 +31,6 @@ from jax_grouped_gemm._src.plan import (
     predict_problem,
     refusals,
 )
-from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE_NAME,
     RATIOS,
@@ -43,7 +43,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     tile_utilization,
     workspace_bytes,
 )
-from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, EXACT_KERNELS, KERNELS
+from jax_grouped_gemm._src.ragged.tiles import EXACT_KERNELS, KERNELS
 from jax_grouped_gemm._src.sizes import too_large
 
 SYMBOLIC_ROWS_OF_GROUP = 128
@@ -60,20 +60,19 @@ class Candidates(Generic[R]):
       problem: the product.
       table: the kernels.
       form: `problem` with the layouts and the dtype of the result that the kernels support.
-      unsupported: why no kernel can run the product, empty if a kernel can.
-      all_rows: whether `ALL_ROWS` may compute the product too.
+      precision: the precision of the product.
     """
 
     problem: R
-    table: Sequence[TiledKernel]
+    table: Table
     form: R
-    unsupported: str = ""
-    all_rows: bool = False
+    precision: Any = None
 
-    def __post_init__(self) -> None:
-        formats, sizes = format_reason(self.table, self.problem), _size_reason(self.problem)
-        reasons = formats, self.unsupported, sizes
-        object.__setattr__(self, "unsupported", next(filter(None, reasons), ""))
+    @functools.cached_property
+    def unsupported(self) -> str:
+        """Why no kernel can run the product, empty if a kernel can."""
+        of_formats = format_reason(self.table.compiled, self.problem)
+        return of_formats or algorithm_reason(self.precision) or _size_reason(self.problem)
 
     def with_tile(self, tile: TileConfig, implementation: Any) -> TiledKernel:
         """Returns the kernel with `tile`, if it runs the problem.
@@ -81,7 +80,7 @@ class Candidates(Generic[R]):
         Raises:
           ValueError: no kernel with `tile` runs the problem as `implementation` asks.
         """
-        reasons = refusals(self.table, self.form, implementation)
+        reasons = refusals(self.table.compiled, self.form, implementation)
         found = next((kernel for kernel in reasons if kernel.tile == tile), None)
         if found and not reasons[found]:
             return found
@@ -133,9 +132,8 @@ def _candidates(
 ) -> Candidates[RaggedProblem]:
     """Returns the kernels for two operands that are not FP8."""
     problem = RaggedProblem.of(op, avals, params, **layouts)
-    unsupported = algorithm_reason(params["precision"])
     table = EXACT_KERNELS if problem.terms == float32.FULL_TERMS else KERNELS
-    return Candidates(problem, table, _kernel_form(problem), unsupported, all_rows=True)
+    return Candidates(problem, table, _kernel_form(problem), params["precision"])
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
@@ -187,7 +185,7 @@ def plan_product(
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
-    reasons = refusals(candidates.table, addressable, implementation)
+    reasons = refusals(candidates.table.compiled, addressable, implementation)
     kernels = able(reasons)
     # Take the default for a symbolic size, because no size makes it much slower than other kernels.
     kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
@@ -196,9 +194,9 @@ def plan_product(
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
     utilization = tile_utilization(addressable, kernel.tile, places) * useful
     prediction = predict_problem(problem, kernel, utilization, target)
-    work = whole.xla_work(exact) if candidates.all_rows and not overriding else None
-    if reason := faster_reason(work, prediction, kernel.tile, target, implementation):
-        return plan(ALL_ROWS, reason, terms=problem.terms)
+    xla, found = candidates.table.xla, (kernel, prediction, target, implementation)
+    if not overriding and (reason := faster_reason(xla, exact, *found)):
+        return plan(xla, reason, terms=problem.terms)
     kernel_problem = dataclasses.replace(addressable, m=exact.m)
     return plan(
         kernel,

@@ -94,7 +94,6 @@ class RaggedProblem:
         *,
         lhs: str,
         rhs: str,
-        out: str,
         **fields: Any,
     ) -> Self:
         """Returns the problem for the avals of lhs, rhs, group sizes and group offset."""
@@ -108,7 +107,6 @@ class RaggedProblem:
             op=op,
             lhs=lhs,
             rhs=rhs,
-            out=out,
             lhs_dtype=avals[0].dtype,
             rhs_dtype=avals[1].dtype,
             out_dtype=np.dtype(params["preferred_element_type"]),

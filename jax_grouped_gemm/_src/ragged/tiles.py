@@ -1,7 +1,8 @@
 """The tables of kernels that ragged products choose from; csrc/ragged/tiles.h has the same tiles.
 
 The first entry that runs a problem is the default. A plan takes the first other entry that runs
-the problem and pays, if there is one. `use_tiles` may select any entry that runs the problem.
+the problem and pays, if there is one. `use_tiles` may select any entry that runs the problem. The
+last entry is XLA's product, which a plan takes if it is faster than the entry chosen so far.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jax_grouped_gemm._src.plan import (
     FLOATS,
     FLOATS_16,
     Kernel,
+    Table,
     TileConfig,
     TiledKernel,
     always,
@@ -30,6 +32,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     stream_k_waves,
 )
 from jax_grouped_gemm._src.ragged.split_in_kernel import SWAPPED_FLOAT32_TILE
+from jax_grouped_gemm._src.ragged.whole import xla_work
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
 NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
@@ -105,7 +108,7 @@ def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
     return least <= problem.m <= most
 
 
-ALL_ROWS = Kernel("xla_all_rows")
+ALL_ROWS = Kernel("xla_all_rows", work=xla_work)
 """XLA's product of all rows with every group's matrix; see `whole`."""
 
 _of_16_bits = functools.partial(TiledKernel, lhs=FLOATS_16, out=FLOATS)
@@ -169,4 +172,6 @@ def _float32_table(name: str) -> tuple[TiledKernel, ...]:
 FLOAT32 = _float32_table("h200_float32_default.json")
 FLOAT32_EXACT = _float32_table("h200_float32_highest.json")
 """The tables for two operands of float32, at the default and at the highest precision."""
-KERNELS, EXACT_KERNELS = (*SIXTEEN_BITS, *FLOAT32), (*SIXTEEN_BITS, *FLOAT32_EXACT)
+KERNELS, EXACT_KERNELS = (
+    Table((*SIXTEEN_BITS, *of_32_bits), ALL_ROWS) for of_32_bits in (FLOAT32, FLOAT32_EXACT)
+)

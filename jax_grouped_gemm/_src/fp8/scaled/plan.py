@@ -21,6 +21,7 @@ from jax_grouped_gemm._src.plan import (
     FLOATS,
     FLOATS_8,
     FLOATS_16,
+    Table,
     TileConfig,
     TiledKernel,
     always,
@@ -116,8 +117,6 @@ def noncontracting(
         rhs="gnk" if params["transpose_rhs"] else "gkn",
         out="mn",
         scales=(params["lhs_scaling"], params["rhs_scaling"]),
-        b=0,
-        r=0,
         fast_accumulation=params["fast_accumulation"],
         view=place,
     )
@@ -129,7 +128,7 @@ def noncontracting(
             "batch_invariant rules out; use one scale for each row or block, as the formats "
             "'fp8_row' and 'fp8_1x128' do"
         )
-    return Candidates(problem, table or NONCONTRACTING_KERNELS, form)
+    return Candidates(problem, Table(table or NONCONTRACTING_KERNELS), form)
 
 
 def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -159,7 +158,7 @@ def contracting(
         m=params["num_rows"],
         view=place,
     )
-    return Candidates(problem, table or CONTRACTING_KERNELS, _kernel_form(problem))
+    return Candidates(problem, Table(table or CONTRACTING_KERNELS), _kernel_form(problem))
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -210,7 +209,7 @@ def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any
         and not candidates.unsupported
         and is_static(*sizes)
         and 0 not in sizes
-        and params.get("tile") in (None, candidates.table[0].tile)
+        and params.get("tile") in (None, candidates.table.compiled[0].tile)
         and not copy_reason(problem, addressable_problem(candidates.form))
     )
 

@@ -23,8 +23,8 @@ class ScaledProblem(RaggedProblem):
     """
 
     scales: tuple[Scaling, Scaling]
-    b: int
-    r: int
+    b: int = 0
+    r: int = 0
     fast_accumulation: bool = False
     view: Shape = ()
 

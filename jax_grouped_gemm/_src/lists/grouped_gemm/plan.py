@@ -16,11 +16,11 @@ from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists import schedule as list_schedule
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem, Scheduler, listed
-from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.lists.plan import PRODUCTS, plan_list
 from jax_grouped_gemm._src.lists.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import FLOATS, Plan, TileConfig, TiledKernel
+from jax_grouped_gemm._src.plan import FLOATS, Plan, Table, TileConfig, TiledKernel, predict_problem
 
-TILES = (
+COMPILED = (
     TiledKernel(
         tile=TileConfig(tile_m=128, tile_n=256, cluster=2),
         lhs=FLOATS,
@@ -35,8 +35,8 @@ TILES = (
     ),
     *fp64.SQUARES,
 )
-"""The kernel table. A launch takes the tile that is predicted to finish first. `fallback` decides
-where XLA computes instead."""
+TILES = Table(COMPILED, PRODUCTS)
+"""The kernel table. A launch takes the tile that is predicted to finish first."""
 
 MAX_PROBLEMS = 79
 """The most problems of a launch. The kernel's parameters have no room for more descriptors."""
@@ -145,7 +145,7 @@ def _launch(
     addressable: GroupedGemmProblem,
     kernels: Sequence[TiledKernel],
     target: Target,
-) -> Launched:
+) -> GroupedGemmPlan:
     def stored(i: int) -> tuple[bool, bool]:
         return problem.entries[i].transpose_lhs, problem.entries[i].transpose_rhs
 
@@ -169,12 +169,16 @@ def _launch(
         return launch.steps * per_step
 
     useful = problem.multiply_adds / sum(map(multiply_adds, launches))
-    return Launched(
-        launches[0].kernel,
-        launches[0].clusters * launches[0].tile.cluster,
-        useful * max(problem.terms, 1),
-        sum(launch.workspace_bytes for launch in launches),
-        fields=dict(launches=tuple(launches)),
+    kernel, utilization = launches[0].kernel, useful * max(problem.terms, 1)
+    return GroupedGemmPlan(
+        problem,
+        kernel,
+        kernel_problem=addressable,
+        grid=launches[0].clusters * kernel.tile.cluster,
+        workspace_bytes=sum(launch.workspace_bytes for launch in launches),
+        utilization=utilization,
+        prediction=predict_problem(problem, kernel, utilization, target),
+        launches=tuple(launches),
     )
 
 

@@ -12,11 +12,20 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists import fp64
-from jax_grouped_gemm._src.lists.plan import Launched, plan_list
+from jax_grouped_gemm._src.lists.plan import PRODUCTS, plan_list
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units, wide_tiles
 from jax_grouped_gemm._src.lists.schedule import TILE_K
-from jax_grouped_gemm._src.plan import FLOATS, FLOATS_16, Plan, TileConfig, TiledKernel, choose
+from jax_grouped_gemm._src.plan import (
+    FLOATS,
+    FLOATS_16,
+    Plan,
+    Table,
+    TileConfig,
+    TiledKernel,
+    choose,
+    predict_problem,
+)
 
 RankKPlan = Plan[RankKProblem]
 
@@ -38,20 +47,24 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     With implementation "cuda" a kernel runs wherever it can, otherwise only where it is faster.
     """
     problem = RankKProblem.of(avals, params)
-    table = [kernel for kernel in TILES if params.get("tile") in (None, kernel.tile)]
+    asked = params.get("tile")
+    table = TILES._replace(compiled=[x for x in TILES.compiled if asked in (None, x.tile)])
     return plan_list(Plan, problem, table, avals, params, target, _launch)
 
 
 def _launch(
     problem: RankKProblem, addressable: RankKProblem, kernels: Sequence[TiledKernel], target: Target
-) -> Launched:
+) -> RankKPlan:
+    plan = functools.partial(Plan, problem, kernel_problem=addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
     kernel = choose(kernels, addressable, target)
     if isinstance(kernel, fp64.Square):
         runs = functools.partial(_runs, addressable)
         square, grid, steps, _ = fp64.simulated(kernels, runs, problem.dtype, target)
         most = steps * square.multiply_adds_per_step(problem.dtype, target)
-        return Launched(square, grid, problem.multiply_adds / most, rate=square.rate)
+        utilization = problem.multiply_adds / most
+        prediction = predict_problem(problem, square, utilization * square.rate, target)
+        return plan(square, grid=grid, utilization=utilization, prediction=prediction)
     if kernel.schedule == "fine":
         clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
@@ -63,7 +76,13 @@ def _launch(
     if problem.terms:
         parts = [(s.g, s.n * s.k) for s in stacks] * problem.num_factors
         workspace = float32.list_workspace_bytes(parts, problem.terms)
-    return Launched(kernel, clusters * kernel.tile.cluster, utilization, workspace)
+    return plan(
+        kernel,
+        grid=clusters * kernel.tile.cluster,
+        workspace_bytes=workspace,
+        utilization=utilization,
+        prediction=predict_problem(problem, kernel, utilization, target),
+    )
 
 
 def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
@@ -99,7 +118,7 @@ def _is_not_square(problem: RankKProblem) -> str:
     return f"no kernel of {problem.dtype} adds a diagonal or computes A B^T alone" * needs_more
 
 
-TILES = (
+COMPILED = (
     TiledKernel(
         tile=RANK_K_TILE,
         schedule="triangular",
@@ -118,7 +137,8 @@ TILES = (
     ),
     *(dataclasses.replace(kernel, refuses=_is_not_square) for kernel in fp64.SQUARES),
 )
-"""The kernel table. `fallback` decides where XLA computes instead."""
+TILES = Table(COMPILED, PRODUCTS)
+"""The kernel table."""
 
 
 @dataclasses.dataclass(frozen=True)
