@@ -61,6 +61,10 @@ class Target:
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 
+    def clusters(self, size: int) -> int:
+        """Returns the number of clusters of `size` thread blocks that run at a time."""
+        return max(self.multiprocessors // size, 1)
+
     def multiply_adds(self, dtype: np.dtype) -> float:
         """Returns multiply-adds per second of `dtype` operands; for float32, of 16-bit parts."""
         rates, dtype = self.rates, np.dtype(dtype)

@@ -151,7 +151,7 @@ class TiledKernel(Kernel):
     def places(self, target: Target) -> int:
         """Returns the number of thread blocks that the device runs at a time."""
         cluster = self.tile.cluster
-        return max(target.multiprocessors // cluster, 1) * cluster * self.blocks
+        return target.clusters(cluster) * cluster * self.blocks
 
 
 class Table(NamedTuple):

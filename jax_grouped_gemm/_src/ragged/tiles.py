@@ -65,7 +65,7 @@ PINGPONG_MOST_ROWS = 2048
 
 def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
     """Returns whether narrow tiles, whose waves are shorter, take few enough waves to be faster."""
-    clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
+    clusters = target.clusters(DEFAULT_TILE.cluster)
     wide, narrow = (count_waves(problem, tile, clusters) for tile in (DEFAULT_TILE, NARROW_TILE))
     are_short = problem.contracts_rows or steps(problem) <= NARROW_STEPS
     return narrow <= (max(wide, NARROW_WAVES) if are_short else wide)
@@ -83,7 +83,7 @@ def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> b
 
 def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, least: int) -> bool:
     """Returns whether cutting the last wave pays. With few waves it must save `least` steps."""
-    clusters = max(target.multiprocessors // tile.cluster, 1)
+    clusters = target.clusters(tile.cluster)
     units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
     if units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= least:

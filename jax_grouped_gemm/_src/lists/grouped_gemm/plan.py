@@ -223,7 +223,7 @@ def simulated(
     choices = []
     for kernel in kernels:
         tile = kernel.tile
-        most_clusters = max(target.multiprocessors // tile.cluster, 1)
+        most_clusters = target.clusters(tile.cluster)
         units = list_schedule.list_units(shapes, tile)
         clusters = min(most_clusters, len(units.cost))
         if scheduler == "host_precomputed" and sort_problems:

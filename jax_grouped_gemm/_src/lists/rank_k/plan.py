@@ -59,8 +59,8 @@ def _launch(
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
     kernel = choose(kernels, addressable, target)
     if isinstance(kernel, fp64.Square):
-        runs = functools.partial(_runs, addressable)
-        square, grid, steps, _ = fp64.simulated(kernels, runs, problem.dtype, target)
+        tiles = functools.partial(_runs, addressable)
+        square, grid, steps, _ = fp64.simulated(kernels, tiles, problem.dtype, target)
         most = steps * square.multiply_adds_per_step(problem.dtype, target)
         utilization = problem.multiply_adds / most
         prediction = predict_problem(problem, square, utilization * square.rate, target)
@@ -69,9 +69,10 @@ def _launch(
         clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
     else:
-        units = _units(addressable, stacks, target)
-        clusters = min(num_clusters(target), len(units))
-        utilization = _utilization(problem, units, target)
+        halves = gains_by_halves(addressable, stacks, target)
+        runs = [run for stack in stacks for run in _unit_counts(addressable, stack, halves)]
+        clusters = min(target.clusters(RANK_K_TILE.cluster), sum(count for _, count in runs))
+        utilization = _utilization(problem, runs, target)
     workspace = 0
     if problem.terms:
         parts = [(s.g, s.n * s.k) for s in stacks] * problem.num_factors
@@ -95,11 +96,6 @@ def _runs(problem: RankKProblem, side: int) -> list[fp64.Runs]:
     return [runs]
 
 
-def num_clusters(target: Target) -> int:
-    """Returns the number of clusters that run at the same time."""
-    return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
-
-
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     """Whether fine tiles pay: all units run at once, or small results take fewer cycles.
 
@@ -109,7 +105,7 @@ def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     stacks = [problem.stacks[i] for i in launch_order(problem)]
     if all(s.n <= FINE_TILE.tile_m for s in stacks):
         return False
-    units, clusters = sum(map(num_fine_units, stacks)), num_clusters(target)
+    units, clusters = sum(map(num_fine_units, stacks)), target.clusters(FINE_TILE.cluster)
     return units <= clusters or fine_is_sooner(problem, stacks, clusters)
 
 
@@ -157,42 +153,15 @@ class Unit:
         return self.half_steps + self.overhead
 
 
-def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> list[Unit]:
-    """Returns the units of all stacks, in order."""
-    halves = gains_by_halves(problem, stacks, target)
-    counts = (pair for stack in stacks for pair in _unit_counts(problem, stack, halves))
-    return [unit for unit, count in counts for _ in range(count)]
-
-
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether it is faster to split a narrow tile's steps between both CTAs of a cluster."""
     if problem.whole_tiles or problem.op == "symm_product" or problem.terms or len(stacks) > 1:
         return False
-    with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
+    clusters = target.clusters(RANK_K_TILE.cluster)
+    (with_halves, _), (without, _) = (
+        _turns(_unit_counts(problem, stacks[0], halves), clusters) for halves in (True, False)
+    )
     return with_halves < without
-
-
-def _end(problem: RankKProblem, stack: Stack, target: Target, halves: bool) -> int:
-    """Returns when the last cluster ends a stack, as `end_of` of `csrc/scheduler/triangular.h`.
-
-    The numbers of full units that clusters compute differ by at most one.
-    """
-    (full, full_units), (narrow, narrow_units) = _unit_counts(problem, stack, halves)
-    clusters = num_clusters(target)
-    rounds, more = divmod(full_units, clusters)
-    less_until = rounds * full.cost
-    more_until = less_until + full.cost if more else 0
-    end = max(less_until, more_until)
-    while narrow_units > 0:
-        if not more or less_until <= more_until:
-            less_until += narrow.cost
-            narrow_units -= clusters - more
-            end = max(end, less_until)
-        else:
-            more_until += narrow.cost
-            narrow_units -= more
-            end = max(end, more_until)
-    return end
 
 
 def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
@@ -209,23 +178,33 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
 def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> float:
     """Returns the `_utilization` of fine units. Units on the diagonal take longest."""
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
-    rounds = cdiv(sum(map(num_fine_units, stacks)), num_clusters(target))
+    rounds = cdiv(sum(map(num_fine_units, stacks)), target.clusters(FINE_TILE.cluster))
     longest = DIAGONAL_SQUARES * steps * rounds
     return float(problem.multiply_adds / (longest * target.multiprocessors * SQUARE**2 * TILE_K))
 
 
-def _utilization(problem: RankKProblem, units: Sequence[Unit], target: Target) -> float:
-    """Returns the useful share of the tensor cores' work while the longest cluster is busy.
-
-    Each unit goes to the cluster that is free first, as in `csrc/scheduler/turns.h`.
-    """
-    clusters = num_clusters(target)
-    free_at = [(0, cluster) for cluster in range(clusters)]
-    busy = [0] * clusters
-    for unit in units:
-        at, cluster = free_at[0]
-        heapq.heapreplace(free_at, (at + unit.cost, cluster))
-        busy[cluster] += unit.half_steps
-    longest = max(busy)
+def _utilization(problem: RankKProblem, runs: Sequence[tuple[Unit, int]], target: Target) -> float:
+    """Returns the useful share of the tensor cores' work while the longest cluster is busy."""
+    clusters = target.clusters(RANK_K_TILE.cluster)
+    _, longest = _turns(runs, clusters)
     per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
     return float(problem.multiply_adds / (longest * clusters * per_half_step))
+
+
+def _turns(runs: Sequence[tuple[Unit, int]], clusters: int) -> tuple[int, int]:
+    """Returns when the last cluster ends, and the half steps of the busiest cluster.
+
+    Each unit goes to the cluster that is free first, as in `csrc/scheduler/turns.h`. Runs are equal
+    units and their number. Neighbours that are free at the same time take equal units together.
+    """
+    # When clusters are free, the first of them, their number, and the half steps of each.
+    free = [(0, 0, clusters, 0)]
+    for unit, count in runs:
+        while count:
+            at, first, equal, busy = heapq.heappop(free)
+            taking = min(equal, count)
+            heapq.heappush(free, (at + unit.cost, first, taking, busy + unit.half_steps))
+            if taking < equal:
+                heapq.heappush(free, (at, first + taking, equal - taking, busy))
+            count -= taking
+    return max(at for at, *_ in free), max(busy for *_, busy in free)
