@@ -55,12 +55,8 @@ class TileConfig:
         return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
 
     def __str__(self) -> str:
-        words = [f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}"]
-        for option in dataclasses.fields(self):
-            value = getattr(self, option.name)
-            if option.default not in (dataclasses.MISSING, value):
-                words.append(option.name.replace("_", "-") if value is True else str(value))
-        return ", ".join(words)
+        cut = ", stream-k" * self.stream_k
+        return f"{self.tile_m}x{self.tile_n}, cluster {self.cluster}{cut}"
 
 
 DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)

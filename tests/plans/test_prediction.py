@@ -211,8 +211,8 @@ def test_sorts_are_those_of_their_records(choice):
     pairs, experts = shape["tokens"] * shape["top_k"], shape["experts"]
     params = dict(num_experts=experts, implementation=None)
     plan = plan_rows.plan_sort([array((pairs,), jnp.int32)], params, H200)
-    assert plan.blocks == choice.blocks(pairs, experts)
-    assert (plan.blocks == 1) == (choice is not plan_rows.SORTS[0])
+    assert plan.grid == choice.blocks(pairs, experts)
+    assert (plan.grid == 1) == (choice is not plan_rows.SORTS[0])
 
 
 def case_of(choice) -> dict[str, Any]:

@@ -35,12 +35,12 @@ def gather(*, tokens=64, width=32, rows=256, choices=4, batch=(), dtype=jnp.bflo
 class TestSort:
     @pytest.mark.parametrize("pairs", [1, 1024, 4096])
     def test_few_pairs_take_one_launch(self, pairs):
-        assert sort(pairs, 128).blocks == 1
+        assert sort(pairs, 128).grid == 1
 
     @pytest.mark.parametrize("pairs", [4097, 65536, 2**20])
     @pytest.mark.parametrize("experts", [1, 128, 4096, 16384])
     def test_blocks_do_not_read_too_many_counts(self, pairs, experts):
-        blocks = sort(pairs, experts).blocks
+        blocks = sort(pairs, experts).grid
         assert 1 < blocks <= plan.MOST_BLOCKS
         assert blocks <= 8 or blocks * (experts + 1) <= plan.COUNTS_OF_ALL_BLOCKS
 

@@ -21,7 +21,7 @@ def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
     if plan.kernel == NOTHING:
         return [jnp.zeros(result.shape, result.dtype) for result in plan.problem.results]
     *batch, num_experts = plan.problem.results[2].shape
-    workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
+    workspace = jax.ShapeDtypeStruct((*batch, plan.grid, num_experts + 1), jnp.int32)
     return list(jax.ffi.ffi_call(SORT_TARGET, [*plan.problem.results, workspace])(experts)[:3])
 
 
@@ -34,7 +34,7 @@ def gather(
     count: jax.Array,
 ) -> jax.Array:
     """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
-    options = dict(divisor=np.int32(plan.divisor), weighted=_is_given(weights))
+    options = dict(divisor=np.int32(plan.problem.divisor), weighted=_is_given(weights))
     by_token = plan.kernel.name == "by_token"
     operands = (x, pair_of_row, row_of_pair) if by_token else (x, pair_of_row)
     return _call(

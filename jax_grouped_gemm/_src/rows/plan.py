@@ -8,9 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.export import is_symbolic_dim
 
-from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     FLOATS,
@@ -107,28 +106,18 @@ class RowsProblem:
     Attributes:
       op: name of the primitive.
       results: results of the primitive.
+      divisor: parameter of a move, see `reference`.
     """
 
     op: str
     results: tuple[jax.ShapeDtypeStruct, ...]
+    divisor: int = 1
 
     def __str__(self) -> str:
         return f"{self.op} -> {', '.join(f'{x.dtype}{list(x.shape)}' for x in self.results)}"
 
 
-@dataclasses.dataclass(frozen=True)
-class RowsPlan(Plan[RowsProblem]):
-    """How one operation on rows runs on a device of compute capability 9.0.
-
-    The kernel is `NOTHING` if the result has no elements, or if there is nothing to add up.
-
-    Attributes:
-      divisor: parameter of a gather, see `reference`.
-      blocks: number of thread blocks of a sort. One block sorts in one launch, more in two.
-    """
-
-    divisor: int = 1
-    blocks: int = 0
+RowsPlan = Plan[RowsProblem]
 
 
 def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
@@ -142,8 +131,9 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
     if not reason and not 1 <= num_experts <= MOST_EXPERTS:
         reason = f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
     sort = SORTS[0] if reason else choose(SORTS, n, target)
-    blocks = 0 if reason else sort.blocks(n, num_experts)
-    return _plan("sort_by_expert", reason, results, 0 in experts.shape, sort, blocks=blocks)
+    grid = 0 if reason else sort.blocks(n, num_experts)
+    problem = RowsProblem("sort_by_expert", results)
+    return _plan(problem, reason, 0 in experts.shape, sort, grid)
 
 
 def plan_move(
@@ -151,20 +141,18 @@ def plan_move(
 ) -> RowsPlan:
     """Returns the plan of the operation `op` from its operands' avals and its parameters."""
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
-    x, dtype, divisor, table = avals[0], avals[0].dtype, 1, MOVES[op]
+    x, dtype, table = avals[0], avals[0].dtype, MOVES[op]
     if op == "gather_rows" and 0 in avals[3].shape:
         table = COPIES
     kernels = [kernel for kernel in table if dtype.name in kernel.lhs] or table
-    reason = _no_kernel_reason(avals, params, batch) or operand_reason(
-        kernels[0], dtype.name, "rows"
-    )
+    of_dtype = operand_reason(kernels[0], dtype.name, "rows")
+    reason = _no_kernel_reason(avals, params, batch) or of_dtype
     if not reason and x.shape[-1] % kernels[0].columns:
         reason = f"rows of {dtype} are copied {kernels[0].columns} columns at a time"
     kernel = choose(kernels, avals[2], target)
     # If an operand in `needed` has no elements, there is nothing to read.
     if op == "gather_rows":
         shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
-        divisor = params["divisor"]
     elif op == "combine_rows":
         shape, needed = (avals[2].shape[-2], x.shape[-1]), avals[:3:2]
     else:
@@ -172,23 +160,24 @@ def plan_move(
         dtype = jnp.promote_types(dtype, jnp.float32)
     result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
     nothing = any(0 in x.shape for x in (*needed, result))
-    return _plan(op, reason, (result,), nothing, kernel, divisor=divisor)
+    return _plan(RowsProblem(op, (result,), params["divisor"]), reason, nothing, kernel)
 
 
-def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:
-    problem = RowsProblem(op, results)
+def _plan(problem, reason, nothing, kernel, grid=0) -> RowsPlan:
+    """Returns the plan with `kernel`, or without it for a `reason` or if the result is `nothing`:
+    if it has no elements, or if there is nothing to add up."""
     if reason:
-        return RowsPlan(problem, XLA, reason)
+        return Plan(problem, XLA, reason)
     if nothing:
-        return RowsPlan(problem, NOTHING, "there is nothing to move")
-    return RowsPlan(problem, kernel, kernel_problem=problem, **more)
+        return Plan(problem, NOTHING, "there is nothing to move")
+    return Plan(problem, kernel, kernel_problem=problem, grid=grid)
 
 
 def _no_kernel_reason(avals, params, batch) -> str:
     """Returns why no kernel can run, for reasons that all operations share, or an empty string."""
     if params["implementation"] == "xla":
         return AS_ASKED
-    if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
+    if not all(is_static(*x.shape) for x in avals):
         return "a dimension is symbolic, and kernels are planned for static sizes"
     if batch and batch[0] > MOST_ROW_BATCHES:
         return f"a launch has at most {MOST_ROW_BATCHES} batches, got {batch[0]}"

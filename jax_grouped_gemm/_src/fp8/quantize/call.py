@@ -39,20 +39,21 @@ def _those_asked_for(
 ) -> list[jax.Array]:
     """Returns the results that are asked for; `call` gets empty shapes for the rest."""
     nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
-    results = [nothing if result is None else result for result in plan.results]
+    asked_for = plan.problem.results
+    results = [nothing if result is None else result for result in asked_for]
     if 0 in x.shape:
         # Without values there are no scales either.
         outs: Sequence[jax.Array] = [jnp.zeros(result.shape, result.dtype) for result in results]
     else:
         outs = call(results)
-    return [out for out, wanted in zip(outs, plan.results, strict=True) if wanted is not None]
+    return [out for out, wanted in zip(outs, asked_for, strict=True) if wanted is not None]
 
 
 def quantize_gathered(
     plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
 ) -> list[jax.Array]:
     """Runs the kernels of `plan`, which are not `XLA`."""
-    values, room = plan.results
+    values, room = plan.problem.results
     assert values is not None
     if 0 in x.shape or 0 in values.shape:
         return [jnp.zeros(values.shape, values.dtype)]

@@ -28,6 +28,10 @@ LEAST_COPIES, PIECE_COLUMNS = 2, 16
 their bytes are copied, PIECE_COLUMNS at a time."""
 
 
+Results = tuple[jax.ShapeDtypeStruct | None, ...]
+"""All results of a quantiser, None for a result that is not asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class QuantizeProblem:
     """Static description of one call of a quantiser.
@@ -37,30 +41,20 @@ class QuantizeProblem:
       shape: shape of the array to quantise.
       dtype: dtype of the values.
       power_of_two: whether scales are rounded up to powers of two.
+      results: see `Results`.
     """
 
     op: str
     shape: Shape
     dtype: np.dtype
     power_of_two: bool
+    results: Results
 
     def __str__(self) -> str:
         return f"{self.op} {list(self.shape)} -> {self.dtype}"
 
 
-Results = tuple[jax.ShapeDtypeStruct | None, ...]
-"""All results of a quantiser, None for a result that is not asked for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantizePlan(Plan[QuantizeProblem]):
-    """How one quantiser runs on a device of compute capability 9.0.
-
-    Attributes:
-      results: see `Results`.
-    """
-
-    results: Results = ()
+QuantizePlan = Plan[QuantizeProblem]
 
 
 def _forms(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
@@ -122,10 +116,10 @@ def plan_quantizer(
 ) -> QuantizePlan:
     """Plans the quantiser `op` from its operands' avals and its parameters."""
     results = RESULTS[op](params, *avals)
-    dtype = np.dtype(params.get("dtype", np.float32))
-    problem = QuantizeProblem(op, avals[0].shape, dtype, params.get("power_of_two", False))
+    dtype, power_of_two = params.get("dtype", np.float32), params.get("power_of_two", False)
+    problem = QuantizeProblem(op, avals[0].shape, np.dtype(dtype), power_of_two, results)
     reason = too_large_operands((*avals, *(x for x in results if x is not None)))
     if params["implementation"] == "xla":
         reason = AS_ASKED
     kernel = XLA if reason else KERNELS[op]
-    return QuantizePlan(problem, kernel, reason, None if reason else problem, results=results)
+    return Plan(problem, kernel, reason, None if reason else problem)
