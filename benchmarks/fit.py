@@ -182,7 +182,7 @@ class Case:
         plan = plan_of(pair, "kernels")
         problem = plan.problem
         work = xla_work(problem) if isinstance(problem, RaggedProblem) else problem.xla_work()
-        kernel = work.kernel_terms(plan.prediction, plan.tile)
+        kernel = work.kernel_terms(plan)
         return cls(pair, work.name, kernel, work.xla_terms(H200), work.fits)
 
     def takes_xla(self, factors: Mapping[str, Any]) -> bool:

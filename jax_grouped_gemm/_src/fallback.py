@@ -26,10 +26,10 @@ import jax
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import Prediction, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.invariance import invariant, is_enabled, is_invariant, without
-from jax_grouped_gemm._src.plan import Kernel, TileConfig, TiledKernel
+from jax_grouped_gemm._src.plan import Kernel, Plan
 
 COEFFICIENTS = Path(__file__).with_suffix(".json")
 
@@ -126,8 +126,10 @@ class Work:
         rate = rates.float32 if self.terms == FULL_TERMS else rates.tf32
         return rate * (target.multiprocessors / rates.multiprocessors)
 
-    def kernel_terms(self, kernel: Prediction, tile: TileConfig) -> dict[str, float]:
-        """Returns the terms of a kernel's time in seconds, without coefficients."""
+    def kernel_terms(self, plan: Plan[Any]) -> dict[str, float]:
+        """Returns the terms of the time of a plan's kernel in seconds, without coefficients."""
+        tile, kernel = plan.tile, plan.prediction
+        assert tile is not None and kernel is not None
         return {
             "launch": 1e-6,
             "group": 1e-6 * sum(g for g, *_ in self.products),
@@ -179,24 +181,17 @@ def compared(
     return ours, others, others <= factors["margin"] * ours
 
 
-def faster_reason(
-    xla: Kernel,
-    problem: Any,
-    kernel: TiledKernel,
-    prediction: Prediction,
-    target: Target,
-    implementation: str | None,
-) -> str:
-    """Returns why to take the row `xla` for a problem, empty if `kernel` is faster.
+def faster_reason(xla: Kernel, plan: Plan[Any], target: Target, implementation: Any) -> str:
+    """Returns why to take the row `xla` in place of the kernel of `plan`, empty if that is faster.
 
-    `prediction` has the bounds of the kernel, and `implementation` is the primitive's parameter.
+    `implementation` is the parameter of the primitive.
     """
-    work: Work | None = xla.work(problem)
+    work: Work | None = xla.work(plan.problem)
     if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
         return ""
     if is_invariant(implementation):  # both times depend on the number of rows
         return ""
-    terms = work.kernel_terms(prediction, kernel.tile), work.xla_terms(target)
+    terms = work.kernel_terms(plan), work.xla_terms(target)
     ours, whole, is_faster = compared(work.name, *terms)
     if not is_faster and implementation != "prefer_xla":
         return ""

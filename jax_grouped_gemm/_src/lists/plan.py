@@ -79,9 +79,7 @@ def plan_list(
     if all(reasons.values()):
         return make(problem, xla, reasons[taking[0]])
     found = launch(problem, addressable, able(reasons), target)
-    _, kernel = found.launched
-    assert found.prediction is not None
-    if reason := faster_reason(xla, problem, kernel, found.prediction, target, implementation):
+    if reason := faster_reason(xla, found, target, implementation):
         return make(problem, xla, reason)
     return dataclasses.replace(
         found,

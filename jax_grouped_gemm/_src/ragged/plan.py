@@ -193,12 +193,8 @@ def plan_product(
     places = kernel.places(target)
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
     utilization = tile_utilization(addressable, kernel.tile, places) * useful
-    prediction = predict_problem(problem, kernel, utilization, target)
-    xla, found = candidates.table.xla, (kernel, prediction, target, implementation)
-    if not overriding and (reason := faster_reason(xla, exact, *found)):
-        return plan(xla, reason, terms=problem.terms)
     kernel_problem = dataclasses.replace(addressable, m=exact.m)
-    return plan(
+    found = plan(
         kernel,
         copy_reason(problem, addressable),
         kernel_problem,
@@ -206,12 +202,16 @@ def plan_product(
         workspace_bytes=workspace_bytes(kernel_problem, kernel, target),
         terms=problem.terms,
         utilization=utilization,
-        prediction=prediction,
+        prediction=predict_problem(problem, kernel, utilization, target),
         chosen_by="override" if overriding else "default",
         candidates=tuple(kernel.tile for kernel in kernels),
         passed_over=passed_over(reasons, kernel) if problem is exact and not overriding else (),
         notes=_notes(problem, kernel_problem, kernel),
     )
+    xla = candidates.table.xla
+    if not overriding and (reason := faster_reason(xla, found, target, implementation)):
+        return plan(xla, reason, terms=problem.terms)
+    return found
 
 
 def _notes(
