@@ -122,7 +122,6 @@ def predict(
     utilization: float,
     num_bytes: float,
     target: Target,
-    products: int = 1,
     split_bytes: float = 0,
 ) -> Prediction:
     """Returns the bounds of a kernel's time on `target`.
@@ -133,12 +132,11 @@ def predict(
       utilization: share of the tensor cores' work that is useful.
       num_bytes: bytes that the kernel reads and writes.
       target: the device.
-      products: number of products of 16-bit parts for one float32 product.
       split_bytes: bytes that passes before the kernel read and write to split float32 operands.
     """
     rate = target.multiply_adds(dtype) * utilization
     return Prediction(
-        tensor_seconds=multiply_adds * products / rate if multiply_adds else 0.0,
+        tensor_seconds=multiply_adds / rate if multiply_adds else 0.0,
         memory_seconds=num_bytes / target.rates.bandwidth,
         split_seconds=split_bytes / target.rates.bandwidth,
     )

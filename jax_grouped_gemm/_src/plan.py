@@ -232,11 +232,10 @@ def predict_problem(
         operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
     return predict(
         np.dtype(problem.formats[0]),
-        multiply_adds=problem.multiply_adds,
+        multiply_adds=problem.multiply_adds * products,
         utilization=utilization,
         num_bytes=operand_bytes + problem.result_bytes,
         target=target,
-        products=products,
         split_bytes=split_bytes,
     )
 

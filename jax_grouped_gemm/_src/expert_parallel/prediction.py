@@ -148,17 +148,15 @@ def predict(
     """Predicts the bytes and seconds of one way to compute a layer."""
     sources, devices = shape.num_sources, shape.devices
     row_bytes = shape.embed * shape.itemsize
-    gathers = strategy == "all_gather"
-    if gathers:
+    shifts = strategy == "all_gather" and combine == "ppermute"
+    if strategy == "all_gather":
         sent = (sources - 1) * shape.tokens * row_bytes
-        rate = PPERMUTE if combine == "ppermute" else ALL_TO_ALL
+        rate = PPERMUTE if shifts else ALL_TO_ALL
     else:
         sent = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
         rate = RAGGED_ALL_TO_ALL
-    collectives, latency = chunks, LATENCY
-    copy_engines = copy_engines and gathers and combine == "ppermute"
-    if gathers and combine == "ppermute":
-        collectives *= sources - 1
+    collectives, latency = chunks * (sources - 1 if shifts else 1), LATENCY
+    copy_engines = copy_engines and shifts
     if copy_engines:
         rate, latency = COPY_ENGINES, COPY_ENGINES_LATENCY
     fixed = collectives * latency

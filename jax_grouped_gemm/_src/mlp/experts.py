@@ -218,7 +218,7 @@ class Experts:
         reason = ""
         if self.weights.quantized and not (self.in_fp8 or callable(self.implementation)):
             given = self._operands(Rows(x), weights, groups)
-            reason = packed.dequantized_reason(given, self.options)
+            reason = packed.dequantized_reason(given, vars(self.options))
             if not reason and not self.weights_on_input:
                 return self.mlp(Rows(x), weights, groups)
             reason = reason or WEIGHTS_ON_INPUT

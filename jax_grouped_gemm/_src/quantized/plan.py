@@ -128,14 +128,6 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
-_STREAMING = PackedKernel(
-    tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
-    schedule="streamed",
-    rhs=call.FORMATS,
-    blocks=call.STREAMED_BLOCKS,
-    most_rows=8,
-    unless=_is_fast_decoded,
-)
 _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
@@ -146,7 +138,14 @@ _decoding_many = functools.partial(
     _decoding, tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
 )
 PACKED_KERNELS = (
-    _STREAMING,
+    PackedKernel(
+        tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
+        schedule="streamed",
+        rhs=call.FORMATS,
+        blocks=call.STREAMED_BLOCKS,
+        most_rows=8,
+        unless=_is_fast_decoded,
+    ),
     _decoding(
         tile=TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.SMALL_TILE_BLOCKS,

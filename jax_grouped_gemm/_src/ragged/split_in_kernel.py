@@ -42,10 +42,8 @@ def pays(problem: RaggedProblem, target: Target) -> bool:
 def seconds(problem: RaggedProblem, target: Target) -> float:
     """Returns the predicted time of the kernel that splits operands itself."""
     products = float32.products_in_kernel(problem.terms) / float32.products_in_kernel(1)
-    step = STEP_SECONDS * products
-    multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
-        steps(problem) * step + WAVE_SECONDS
-    )
+    wave = steps(problem) * (STEP_SECONDS * products) + WAVE_SECONDS
+    multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * wave
     moved = problem.operand_bytes + problem.result_bytes
     return SECONDS + max(multiplying, moved / (SHARE * target.rates.bandwidth))
 
@@ -53,9 +51,8 @@ def seconds(problem: RaggedProblem, target: Target) -> float:
 def seconds_with_passes(problem: RaggedProblem, target: Target) -> float:
     """Returns the predicted time of passes that split and of the product after them."""
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, problem.terms)
-    step = PASSED_STEP_SECONDS * problem.terms
-    waves = _waves(problem, DEFAULT_TILE, target)
-    multiplying = waves * (steps(problem) * step + PASSED_WAVE_SECONDS)
+    wave = steps(problem) * (PASSED_STEP_SECONDS * problem.terms) + PASSED_WAVE_SECONDS
+    multiplying = _waves(problem, DEFAULT_TILE, target) * wave
     moving = (operand_bytes + problem.result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
     groups, _, _ = result_tiles(problem)
     starting = PASSES_SECONDS + GROUP_SECONDS * groups

@@ -20,7 +20,6 @@ def candidates(avals, params) -> Candidates[ScaledProblem]:
     for x, dtype in ((lhs, recipe.forward_dtype), (rhs, recipe.gradient_dtype)):
         m, columns = x.shape
         values, scales = quantized_groups(m, columns, sizes.shape[0])
-        blocks.append(jax.ShapeDtypeStruct(values, dtype))
-        blocks.append(jax.ShapeDtypeStruct(scales, "float32"))
+        blocks += jax.ShapeDtypeStruct(values, dtype), jax.ShapeDtypeStruct(scales, "float32")
     of_product = dict(params, num_rows=lhs.shape[0], preferred_element_type=params["dtype"])
     return plan.contracting([*blocks, sizes, offset], of_product)

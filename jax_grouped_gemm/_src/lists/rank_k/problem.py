@@ -67,14 +67,14 @@ class RankKProblem:
         operands = avals[count : 2 * count]
         n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
         flags = ("transpose", "has_c", "upper", "symmetrize", "hermitian", "has_diagonal")
-        same = {name: params[name] for name in (*flags, "whole_tiles", "c_is_factor")}
+        fields = *flags, "whole_tiles", "c_is_factor"
         return cls(
             op="rank_k" if not params["has_b"] else "symm_product" if params["symm"] else "rank_2k",
             stacks=tuple(Stack(x.shape[0], x.shape[n_axis], x.shape[k_axis]) for x in operands),
             dtype=operands[0].dtype,
             result_dtype=np.dtype(params["result_dtype"]),
             terms=float32.terms_of(operands[0].dtype, params["precision"]),
-            **same,
+            **{name: params[name] for name in fields},
         )
 
     @property

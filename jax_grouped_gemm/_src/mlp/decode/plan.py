@@ -11,7 +11,6 @@ from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands
 from jax_grouped_gemm._src.mlp.packed.api import dequantized_reason
 from jax_grouped_gemm._src.mlp.plan import MlpPlan, plan_mlp, plan_packed
-from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, TMA_ALIGNMENT_BYTES
 
@@ -40,8 +39,7 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
         return composed(f"more than {MOST_PAIRS} pairs, or more than {MOST_EXPERTS} experts")
     of_rows = given.of_rows(sizes[-1])
     if experts.quantized:
-        options = params["activation"], params["precision"], implementation, params["tile_choices"]
-        if reason := dequantized_reason(of_rows, Options(*options)):
+        if reason := dequantized_reason(of_rows, params):
             return composed(reason)
         formats = {(x.format.name, x.format.group_size) for x in experts.quantized.values()}
         if len(formats) > 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 
 from jax_grouped_gemm._src.mlp import layer
@@ -21,22 +24,23 @@ def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
       options: parameters of the primitive.
       operands: operands; any matrix may be quantised.
     """
-    reason = "" if not operands.experts.quantized else dequantized_reason(operands, options)
+    is_quantized = bool(operands.experts.quantized)
+    reason = dequantized_reason(operands, vars(options)) if is_quantized else ""
     if not reason and layer.closes_over_traced(options, operands):
         reason = "activation closes over traced values"
-    if operands.experts.quantized and not reason:
+    if is_quantized and not reason:
         return bind(PACKED_MLP, operands, **vars(options))
     return dequantized(function, options, operands, reason)
 
 
-def dequantized_reason(operands: MlpOperands, options: Options) -> str:
+def dequantized_reason(operands: MlpOperands, params: Mapping[str, Any]) -> str:
     """Returns why weights are dequantised first, an empty string if kernels read them packed."""
     experts = operands.experts
     if len(experts.quantized) < len(experts.matrices):
         return "not all matrices are quantised"
     if experts.wi is not None:
         return "gate and up are one matrix"
-    if Epilogue.of(options.activation) is None:
-        return f"no kernel has the activation {options.activation}"
-    asked = options.precision, options.implementation
+    if Epilogue.of(params["activation"]) is None:
+        return f"no kernel has the activation {params['activation']}"
+    asked = params["precision"], params["implementation"]
     return why_dequantized(operands.packed_products, operands, *asked)
