@@ -97,7 +97,7 @@ class Kernel:
     refuses: Callable[[Any], str] = lambda problem: ""
     pays: Callable[[Any, Any], bool] = lambda problem, target: False
     in_order: Callable[[Any], bool] = lambda problem: False
-    # Rows of one name are equal, because XLA compiles them from the same program.
+    # Rows are equal if they run the same program, whatever predicts its time.
     work: Callable[[Any], Any] = dataclasses.field(default=lambda problem: None, compare=False)
 
     def takes(self, lhs: str, rhs: str, out: str) -> bool:
@@ -154,7 +154,7 @@ class Table(NamedTuple):
     """The rows that an operation chooses from: compiled kernels, the default first, and XLA.
 
     XLA's row has a place of its own, because a plan compares it with the kernel that it would take
-    otherwise. It has neither formats nor a tile, of which messages about compiled kernels tell.
+    otherwise. It takes all formats and has no tile, so messages about formats and tiles omit it.
     """
 
     compiled: Sequence[TiledKernel]

@@ -185,13 +185,13 @@ class Experts:
             return False
         if self.in_fp8 or self.counts_rows:
             return True
-        return plan.is_fused(*self._hidden(rows, weights, groups))
+        return plan.is_fused(self._hidden(rows, weights, groups))
 
-    def _hidden(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> tuple[Any, ...]:
-        """Returns the arguments with which `plan.is_fused` describes the hidden layer."""
+    def _hidden(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpProblem:
+        """Returns the hidden layer as a problem for `plan.is_fused`."""
         arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
-        return primitive.GATED.name, given, vars(self.options)
+        return MlpProblem(primitive.GATED.name, given, vars(self.options))
 
     def sums_rows(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
         """Whether `mlp`, which takes tokens, sums up the rows of each token."""
@@ -234,7 +234,7 @@ class Experts:
             return groups
         reason = WEIGHTS_ON_INPUT
         if not self.weights_on_input:
-            reason = plan.unfused_reason(MlpProblem(*self._hidden(Rows(x), weights, groups)))
+            reason = plan.unfused_reason(self._hidden(Rows(x), weights, groups))
         if not reason:
             return groups
         of = self.weights.layer(x, x.shape[0], groups.sizes.shape[0], are_copies=False)

@@ -45,6 +45,7 @@ from jax_grouped_gemm._src.mlp.primitive import (
     Options,
     bind,
 )
+from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
@@ -118,7 +119,7 @@ def down(options: Options, operands: MlpOperands, hidden: jax.Array) -> jax.Arra
     assert wo is not None
     weights = None if bo is None else operands.weights
     given = DownOperands(hidden, wo, bo, weights, operands.groups)
-    if plan.is_fused(BIASED.name, given, options.of_products):
+    if plan.is_fused(MlpProblem(BIASED.name, given, options.of_products)):
         return bind(BIASED, given, **options.of_products)
     # Bind no fused primitive, so that the product has the derivatives of the ragged product.
     return reference.biased_ragged_dot(given, **options.of_products)
@@ -215,7 +216,7 @@ def _weight_gradients(
     if len(gradients) == 2:
         d0, d1 = gradients
         operands = PairedWeightsOperands(rows, d0, d1, groups)
-        if plan.is_fused(PAIRED_WEIGHTS.name, operands, params):
+        if plan.is_fused(MlpProblem(PAIRED_WEIGHTS.name, operands, params)):
             return bind(PAIRED_WEIGHTS, operands, **params)
     # Bind no fused primitive, so that products have the derivatives of ragged products.
     x = token_rows.on_rows(rows)
@@ -229,7 +230,8 @@ def _down_weights(
     """Returns hidden^T dy for each group."""
     params = dict(options.of_products, num_groups=num_groups)
     operands = DownWeightsOperands(rows, hidden, groups)
-    if rows.rows is not None and plan.is_fused(DOWN_WEIGHTS.name, operands, params):
+    problem = MlpProblem(DOWN_WEIGHTS.name, operands, params)
+    if rows.rows is not None and plan.is_fused(problem):
         return bind(DOWN_WEIGHTS, operands, **params)
     product = functools.partial(_products(options).weights, num_groups=num_groups)
     return product(hidden, token_rows.on_rows(rows), *groups.indices)

@@ -248,16 +248,16 @@ def _down_weights(plan: MlpPlan) -> MlpPlan:
     return _weights(plan, columns, columns, "in place")
 
 
-def _weights(plan: MlpPlan, columns: Any, in_all: Any, gather: in_place.Gather) -> MlpPlan:
+def _weights(plan: MlpPlan, columns: Any, all_columns: Any, gather: in_place.Gather) -> MlpPlan:
     """Completes the plan of gradients of `columns` columns each, or composes it if XLA is faster.
 
-    The kernel has the workspace of one product of `in_all` columns.
+    The kernel has the workspace of one product of `all_columns` columns.
     """
     problem, (_, kernel) = plan.problem, plan.launched
     one = plan_product(contracting, *_one_product(problem, columns), plan.target)
     if one.kernel == ALL_ROWS:
         return MlpPlan(problem, COMPOSED, one.reason, target=plan.target)
-    whole = contracting(*_one_product(problem, in_all)).problem
+    whole = contracting(*_one_product(problem, all_columns)).problem
     workspace = workspace_bytes(whole, kernel, plan.target)
     return dataclasses.replace(plan, gather=gather, workspace_bytes=workspace)
 
@@ -286,11 +286,9 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
     return choose(able(reasons), problem, None)
 
 
-def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
-    """Whether one kernel computes an operation, from shapes alone, as tracing depends on it."""
-    return params["implementation"] != "xla" and not unfused_reason(
-        MlpProblem(op, operands, params)
-    )
+def is_fused(problem: MlpProblem) -> bool:
+    """Whether one kernel computes a problem, from shapes alone, as tracing depends on it."""
+    return problem.params["implementation"] != "xla" and not unfused_reason(problem)
 
 
 def _has_few_rows(problem: MlpProblem) -> bool:

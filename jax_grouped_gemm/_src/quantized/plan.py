@@ -206,6 +206,7 @@ def dequantized_reason(
 
 def plan_packed(problem: PackedProblem, target: Target, implementation: Any) -> Plan[PackedProblem]:
     """Returns the plan of a product for which `packed_kernel` returns a kernel."""
+    # The problem may be a device's slice. It has no more rows a group, so a kernel pays for it too.
     kernel = packed_kernel(problem, implementation)
     assert kernel is not None
     streams = kernel.schedule == "streamed"
