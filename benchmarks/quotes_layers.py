@@ -75,7 +75,7 @@ def layers_fp8_range() -> str:
         1 / case("layers_fp8", f"{name}/moe_step")["ratios"]["fp8_blockwise_quantized"]
         for name in layer_names("layers_fp8")
     ]
-    return f"{min(gains):.2f} to {max(gains):.2f} times, {geometric_mean(gains):.2f} in the mean,"
+    return f"{min(gains):.2f} to {max(gains):.2f} times, {geometric_mean(gains):.2f} on average,"
 
 
 def layers_decode() -> str:

@@ -49,7 +49,7 @@ RECORDS = {
     "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),
-    "layers_fine": ("h200_moe_fine",),
+    "layers_fine": ("h200_moe_nano", "h200_moe_fine"),
 }
 MIB, GIB = 2**20, 2**30
 

@@ -99,6 +99,13 @@ struct DownWeightGradient
                               a.groups.local_groups, a.n, a.k, sm90::kRowsPerConsumer);
   }
 
+  // A box without columns is not loaded, because TMA takes longer to fill a box with zeros than to
+  // load it. The consumers then multiply old contents of shared memory, but do not store the
+  // results.
+  __device__ static int columns_needed(Params const& params, WorkTile const& work) {
+    return params.n - work.n;
+  }
+
   static int columns(WeightGradientArguments const& a) { return a.n; }
   static sm90::ResultMatrices results(WeightGradientArguments const& a) {
     return sm90::result_matrices<typename Config::Output>(a.n, a.k, a.out[0]);

@@ -263,12 +263,14 @@ __device__ void load_rhs_and_contracted_rows(typename Problem::Params const& par
   int step = 0;
   auto const begin = [&](auto const& at) {
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
+    int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
     Barrier& full = shared.full[at.stage];
-    full.arrive_and_expect_tx(Config::kRhsBytes + lhs_boxes * Config::kLhsBoxBytes);
+    full.arrive_and_expect_tx(rhs_boxes * Config::kRhsBoxBytes + lhs_boxes * Config::kLhsBoxBytes);
     BoxLoader<Config::kCluster> const loader(full.address(), rank);
     auto* const rhs = reinterpret_cast<uint8_t*>(shared.rhs[at.stage]);
 #pragma unroll
     for (int box = 0; box < Config::kBoxes; ++box) {
+      if (box >= rhs_boxes) continue;
       Problem::load_rhs(params, work, step * Config::kTileK, box * Config::kRhsBoxColumns, loader,
                         rhs + box * Config::kRhsBoxBytes, box, work.share == Share::kRhs);
     }

@@ -77,7 +77,7 @@ def test_results_are_saved_compactly_and_read_together(tmp_path):
     later = [record("a", ours=7.0, stock=70.0), record("b", ours=-0.000123456)]
     results_file.save({"cases": later, "commit": "2", "seconds": 1}, second)
     # Each peer has one line, however many numbers it has.
-    line = '    "ours": {"us": [1.2346, 2.4691], "names": ["k[0]"]}'
+    line = '    "ours": {"us":[1.2346,2.4691],"names":["k[0]"]}'
     assert line in first.read_text().splitlines()
     both = results_file.load([first, second])
     assert both["commit"] == "1" and both["seconds"] == 1
