@@ -96,7 +96,7 @@ def train(
     Several devices divide experts and tokens. Each device has everything else in full.
 
     ``quantizes`` says whether the optimiser quantises weights of an FP8 recipe as it updates them,
-    or layers quantise them in each step. If devices divide the experts, layers always quantise.
+    or layers quantise them in each step.
 
     Ctrl-C ends training after the present step, with the measurements so far.
 
@@ -148,7 +148,7 @@ def _train(
         mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))
     model = LanguageModel(preset.model, implementation, recipe, mesh, rngs=nnx.Rngs(seed))
     optimizer: Any
-    if devices == 1 and quantizes == "optimizer" and recipe:
+    if quantizes == "optimizer" and recipe:
         optimizer = Optimizer(model, quantizing_adamw(preset, steps, recipe, implementation))
     else:
         optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)

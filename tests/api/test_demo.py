@@ -350,6 +350,12 @@ class TestDevices:
         np.testing.assert_allclose(many["curve"][:6], one["curve"][:6], rtol=2e-3)
         assert many["devices"] == 4 and many["largest_share"] >= 1
 
+    def test_the_optimiser_quantises_divided_experts(self, tiny, tmp_path):
+        main(["--steps", "3", "--recipe", "fp8", "fp8-layers", "--devices", "2"]
+             + ["--output", str(tmp_path)])  # fmt: skip
+        by_optimizer, by_layers = json.loads((tmp_path / "runs.json").read_text())
+        np.testing.assert_allclose(by_optimizer["curve"], by_layers["curve"], rtol=2e-3)
+
     @pytest.mark.parametrize(
         ("devices", "reason"),
         [

@@ -106,6 +106,18 @@ class TestNnx:
         found = {tuple(x) for x in jax.tree.leaves(specs) if isinstance(x, jax.P) and x}
         assert ("d", None, None) in found
 
+    def test_quantised_weights_have_logical_axes(self):
+        """A mesh divides quantised weights as it divides the parameters, transposed ones too."""
+        model = Model(nnx.Rngs(0))
+        of_nnx.Optimizer(model, optim.adamw(1e-3))
+        with nnx.logical_axis_rules([("exp", "d"), ("embed", "e"), ("mlp", None)]):
+            specs = nnx.to_pure_dict(nnx.get_partition_spec(nnx.state(model, of_nnx.Quantized)))
+        rows, transposed = jax.P("d", "e", None), jax.P("d", None, "e")
+        assert specs["first"]["quantized"] == {
+            "wi": dict(values=rows, scales=rows, values_t=transposed, scales_t=transposed),
+            "wo": dict(values=transposed, scales=transposed, values_t=rows, scales_t=rows),
+        }
+
     def test_parameters_in_16_bits(self, rng):
         model = Model(nnx.Rngs(0), param_dtype=jnp.bfloat16, layers=("first", "second"))
         optimizer = of_nnx.Optimizer(model, optim.adamw(1e-4))

@@ -102,11 +102,29 @@ def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
     """Stores quantised weights in a layer."""
     if layer.quantized is None:
         # Make a variable for each array, because checkpoints turn named tuples into dictionaries.
-        layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
+        layer.quantized = nnx.data(
+            {
+                matrix: {
+                    form: Quantized(x, **_metadata(layer, matrix, form))
+                    for form, x in forms.items()
+                }
+                for matrix, forms in arrays.items()
+            }
+        )
         return
     for matrix, forms in arrays.items():
         for form, x in forms.items():
             layer.quantized[matrix][form].set_value(x)
+
+
+def _metadata(layer: MoE, matrix: str, form: str) -> dict[str, Any]:
+    """Returns the metadata of a quantised weight: the logical axes of the parameter, or none."""
+    parameter = layer.wo if matrix == "wo" else layer.wi_0
+    axes = parameter.get_metadata().get("out_sharding")
+    if axes is None:
+        return {}
+    *stack, k, n = axes
+    return _annotation((*stack, n, k) if form.endswith("_t") else (*stack, k, n))
 
 
 def set_quantized(
