@@ -172,5 +172,5 @@ def __getattr__(name: str):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# Register now, so that an import and not the first call raises if jaxlib is too old.
+# Register now, so that the import raises an error if jaxlib is too old, and not the first call.
 _register_targets()

@@ -41,7 +41,8 @@ _NUMBERS = lax.RaggedDotDimensionNumbers(
     lhs_ragged_dimensions=(0,),
     rhs_group_dimensions=(0,),
 )
-# This context belongs to a thread, and is part of the key of JAX's caches.
+# Each thread has its own value of this context. JAX traces a function again if the value changes,
+# because it is part of the key of JAX's caches.
 _is_replaced = jax.make_user_context(False)
 _lock = threading.Lock()
 # An attribute of this package's `bind`. `functools.wraps` copies it to wrappers of other packages.
@@ -60,11 +61,11 @@ def replace_lax() -> Iterator[None]:
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    The functions accept the arguments of `jax.lax`, and some that `jax.lax` refuses. They treat
-    negative and too large sizes as `ragged_dot` does, and have other error messages. If no kernel
-    can run, this package's pure JAX implementation runs. JAX's own implementation runs for calls
-    that this package does not support. To export programs with kernels, pass
-    `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
+    Inside, both functions accept the arguments of `jax.lax`, and some that `jax.lax` refuses. They
+    treat negative and too large sizes as `ragged_dot` does, and their error messages differ from
+    JAX's. If no kernel can run, this package's pure JAX implementation runs. JAX's own
+    implementation runs for calls that this package does not support. To export programs with
+    kernels, pass `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
       RuntimeError: this package does not know how the installed JAX builds these functions.
@@ -149,7 +150,7 @@ def _product(
     ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
     **options: Any,
 ) -> jax.Array:
-    """Returns the product, by `ragged_dot` if it can: its eager calls take half of the time."""
+    """Returns the product, if possible by `ragged_dot`, whose eager calls take half of the time."""
     if ragged_dot_dimension_numbers == _NUMBERS:
         return ragged_dot(lhs, rhs, group_sizes, **options)
     return ragged_dot_general(lhs, rhs, group_sizes, ragged_dot_dimension_numbers, **options)
@@ -186,7 +187,8 @@ def _intercept() -> None:
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
             if not _is_replaced.value:
                 return bind(*operands, **params)
-            # JAX computes the calls that this package makes itself or does not support.
+            # JAX computes calls that this package makes to `jax.lax`, and calls that it does not
+            # support.
             with _is_replaced(False), contextlib.suppress(NotImplementedError):
                 return _product(*operands, **params)
             return bind(*operands, **params)

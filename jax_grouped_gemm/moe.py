@@ -23,9 +23,9 @@ Everything is deterministic, differentiable to any order in forward and reverse 
 under jit, vmap, scan, remat and shard_map.
 
 Rounding: biases are added to gate and up, and the sums are rounded to the dtype of the operands.
-The hidden layer is computed from these rounded values in float32 at least, router weight included,
-and rounded once. The hidden layer therefore has the same values whether it is kept, recomputed or
-fused in a kernel, except for the accuracy of the activation in a kernel.
+The hidden layer, which includes the router weight, is computed from these rounded values in float32
+at least, and rounded once. The hidden layer therefore has the same values whether it is kept,
+recomputed or fused in a kernel, except for the accuracy of the activation in a kernel.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def dropless_mlp(
         sigmoid(1.702 gate) (up + 1)); "clamped_silu" (DeepSeek-V4: silu, both clipped at 10); a
         `moe.Activation` with other numbers; or an elementwise function of the gate.
       apply_router_weight_on_input: whether a router weight multiplies the expert's input, as in
-        Llama 4, instead of its result.
+        Llama 4, instead of the expert's result.
       precision: as in `jax.lax.ragged_dot`.
       group_offset: scalar, the index of the weights' first expert, if the weights are a slice of
         the experts. Other experts then contribute exactly zero. Under shard_map with
@@ -217,10 +217,10 @@ def dropless_mlp(
         bf16.
       token_axes: the auto mesh axis, or axes, along which the first dimension of `x` is split,
         under `jax.jit` over a mesh. Each device then computes its own tokens with whole weights.
-        Weights that are split are gathered. None takes all auto axes whose product divides the
-        first dimension; () leaves the layer to XLA, which computes every token on every device.
-        Explicit axes need no argument, because types have them. If experts are split, prefer
-        `expert_parallel`, which sends tokens to the experts instead of gathering matrices.
+        Weights that are split are gathered. None takes the auto axes over which the first dimension
+        can be divided evenly; () leaves the layer to XLA, which computes every token on every
+        device. Explicit axes need no argument, because types have them. If experts are split,
+        prefer `expert_parallel`, which sends tokens to the experts instead of gathering matrices.
       batch_invariant: whether the bits of a token's result and of its gradient are independent of
         the other tokens of the call and of their number, so that sampling and training agree: see
         `jax_grouped_gemm.batch_invariant`. With a recipe, everything is then computed in FP8.
@@ -232,8 +232,8 @@ def dropless_mlp(
       TypeError: an operand is not an array, or shapes or dtypes of operands do not fit together.
       ValueError: `activation` is not the name of an activation; or a recipe is given together with
         a precision, or with a function as the implementation; or `quantized` is given without a
-        recipe; or `token_axes` names no auto axis of the mesh, or axes whose product does not
-        divide the first dimension of `x`; or `batch_invariant` is given together with an
+        recipe; or `token_axes` names no auto axis of the mesh, or axes over which the first
+        dimension of `x` cannot be divided evenly; or `batch_invariant` is given together with an
         implementation that is "xla" or a function.
       NotImplementedError: `activation` closes over traced values, and a recipe has forward and
         dgrad in FP8.
@@ -247,7 +247,8 @@ def dropless_mlp(
     check_shapes("dropless_mlp", x, routing, gate, up, down, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, gate, up, down)
     experts = ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
-    # Convert a Python number, because functions of the caller get the offset as an array.
+    # Convert a Python number, because a function given as `implementation` gets the offset as an
+    # array.
     offset = None if group_offset is None else jnp.asarray(group_offset)
     whole = experts, offset, quantized
     experts_of = functools.partial(

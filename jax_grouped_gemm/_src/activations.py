@@ -16,7 +16,8 @@ from jax import lax
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
-# All functions equal their limits for larger gates, even in float64. 1024^3 is finite in float32.
+# For gates beyond this number, all functions equal their limits, even in float64. 1024^3 (for
+# "gelu_tanh") is finite in float32.
 _SATURATED = 1024.0
 
 
@@ -153,7 +154,7 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
 
 
 def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
-    """Returns whether the activation's function of [rows, columns] closes over traced values.
+    """Returns whether the activation's function, applied to [rows, columns], reads traced values.
 
     Such a function cannot be a primitive's parameter, because parameters must be static.
     """

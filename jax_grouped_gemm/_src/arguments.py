@@ -24,11 +24,12 @@ from jax_grouped_gemm._src.invariance import Invariant, invariant, is_enabled
 
 _INT32 = np.iinfo(np.int32)
 
-# Keep JAX's function, because `adapters.replace_lax` may put this package's in its place.
+# Keep JAX's function, because `adapters.replace_lax` may replace it by this package's.
 jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "xla", "reference"]
-"""Computes an operation with kernels, or in pure JAX. "reference" is another name for "xla"."""
+"""Says how to compute an operation: by kernels, or in pure JAX. "reference" is another name for
+"xla"."""
 Implementation = KernelName | Invariant | None
 
 Chosen = TypeVar("Chosen", bound=str | None)

@@ -1,4 +1,4 @@
-"""Helpers for arrays: sizes, the dtypes of sums and of slices, and the mesh axes they vary over.
+"""Helpers for arrays: sizes, dtypes of sums and of slices, and mesh axes over which arrays vary.
 
 Inside `jax.shard_map` the type of an array says over which manual axes it varies. A primitive whose
 operands vary over different axes is ill-typed. JAX's own operations insert the missing casts, and

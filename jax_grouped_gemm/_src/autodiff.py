@@ -24,7 +24,7 @@ def tangent_of(out: jax.Array, terms: Sequence[jax.Array]) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def once_differentiable(function: str, operands: Any) -> Any:
-    """Returns `operands` of a backward pass; differentiating it again raises, naming `function`."""
+    """Returns `operands`, whose differentiation raises an error that names `function`."""
     return operands
 
 

@@ -24,7 +24,8 @@ def check_counts(
     Args:
       function: name of the function, with the names of its operands in parentheses if known.
       ranks: see `op.Op.operand_ranks`.
-      operands: operands of the primitive. Kernels count in int32 only if an operand is int32.
+      operands: operands of the primitive. If none is int32, nothing is checked, because kernels
+        then do not count in int32.
       params: parameters of the primitive. A `tree` has the operands' names.
     """
     if not any(x.dtype == jnp.int32 for x in operands):

@@ -22,7 +22,7 @@ class Rates:
     benchmarks/results; h200_rank_k.json has the rates of XLA's float32 products.
 
     Attributes:
-      multiprocessors: number on this chip. Multiply-adds of other chips are in proportion to it.
+      multiprocessors: number on this chip, to which predicted multiply-adds are proportional.
       sixteen_bits, eight_bits, fp64: multiply-adds per second for operands of these sizes.
       tf32, float32: multiply-adds per second of XLA, at the default and at the highest precision.
       bandwidth: bytes per second of the memory.
@@ -57,7 +57,7 @@ class Target:
 
     @classmethod
     def of(cls, device: Any) -> Target:
-        """Returns the target for a `jax.Device`, which may be only a description to compile for."""
+        """Returns the target for a `jax.Device`, or for the description of one to compile for."""
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 

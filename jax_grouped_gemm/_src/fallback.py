@@ -52,7 +52,7 @@ def policy(name: Policy) -> Iterator[None]:
 
     Args:
       name: "auto", the default, falls back to XLA where XLA is predicted to be faster. "kernels"
-        takes a kernel wherever a kernel can run. "xla" falls back wherever XLA can.
+        takes a kernel wherever a kernel can run. "xla" falls back wherever XLA can run.
 
     Raises:
       ValueError: `name` is not one of these.
@@ -182,7 +182,7 @@ def compared(
 
 
 def faster_reason(xla: Kernel, plan: Plan[Any], target: Target, implementation: Any) -> str:
-    """Returns why to take the row `xla` in place of the kernel of `plan`, empty if that is faster.
+    """Returns why to take the row `xla` instead of the kernel of `plan`, empty if XLA is slower.
 
     `implementation` is the parameter of the primitive.
     """

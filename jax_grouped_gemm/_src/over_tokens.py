@@ -38,8 +38,8 @@ def over_tokens(
       tokens: a pytree of arrays [..., any] with the same leading dimensions. The type of the first
         array says how explicit axes split them.
       whole: a pytree of arrays that every device needs in full.
-      token_axes: the auto mesh axes along which the first dimension is split. None means all auto
-        axes whose product divides it.
+      token_axes: the auto mesh axes along which the first dimension is split. None means the auto
+        axes over which it can be divided evenly.
 
     Raises:
       ValueError: `token_axes` names something else than auto axes of the mesh, or the product of
@@ -110,7 +110,7 @@ def _auto_axes(
             )
         return names
     taken: list[str] = []
-    if not is_static(size):  # devices may not divide a symbolic size
+    if not is_static(size):  # a symbolic size may not be divisible
         return ()
     for name in auto:
         devices = math.prod(mesh.shape[axis] for axis in (*taken, name))

@@ -31,7 +31,8 @@ BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
 GROUPS = "g"
-"""The letter of groups of matrices. Only one matrix multiplies a row, so other groups add zeros."""
+"""The letter of groups of matrices. Only one matrix multiplies a row, so the terms of other groups
+are zeros."""
 FIRST = (BATCH, ROWS)
 """Letters that get a mesh axis before other letters. If rows and weights are split along the same
 axis (FSDP), rows stay split and the weights are gathered."""
@@ -216,8 +217,8 @@ class Split:
         """Returns the split that `specs` of operands and optionally of results ask for.
 
         An axis splits one letter, or several letters that are `apart`. A letter is not split if it
-        is `whole`, if a device would get a part of a block, or if it is summed and the devices do
-        not divide it, because padding would be summed too.
+        is `whole`, if a device would get a part of a block, or if it is summed and its size is not
+        a multiple of the number of devices, because padding would be summed too.
         """
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):

@@ -83,8 +83,8 @@ class Kernel:
       refuses: returns why the kernel cannot run a problem of these formats, empty if it can.
       pays: returns whether the kernel is faster than the first row, for a problem that it can run.
       in_order: returns whether each element of the result is summed along k in ascending order and
-        in the same steps, whatever else is in the tile. All such rows of a table give the same
-        bits; tests on a GPU compare them. Batch invariance takes only such rows.
+        in the same steps, whatever else is in the tile. All such kernels of a table give the same
+        bits; tests on a GPU compare them. Batch invariance takes only such kernels.
       work: in a row of XLA's products, returns their `fallback.Work` for a problem; None if XLA has
         no such products. The prediction of their time justifies this row.
     """
@@ -153,8 +153,8 @@ class TiledKernel(Kernel):
 class Table(NamedTuple):
     """The rows that an operation chooses from: compiled kernels, the default first, and XLA.
 
-    XLA's row has a place of its own, because a plan compares it with the kernel that it would take
-    otherwise. It takes all formats and has no tile, so messages about formats and tiles omit it.
+    XLA has a separate field, because a plan compares XLA with the kernel that it would take
+    otherwise. XLA takes all formats and has no tile, so messages about formats and tiles omit XLA.
     """
 
     compiled: Sequence[TiledKernel]

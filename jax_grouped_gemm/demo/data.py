@@ -15,7 +15,7 @@ HELD_OUT_EVERY = 20
 
 
 class Corpus(NamedTuple):
-    """Bytes of the training files and of the held-out files, which share no file."""
+    """Bytes of the training files and of the held-out files. No file belongs to both sets."""
 
     train: np.ndarray  # uint8
     held_out: np.ndarray  # uint8

@@ -74,8 +74,8 @@ PRESETS = {
         sequence_length=1024,
         steps=400,
         compare_steps=20,
-        # With a steeper warm-up, losses of FP8 and bfloat16 runs of the same seed end several per
-        # cent apart, in either direction.
+        # With a steeper warm-up, an FP8 run and a bfloat16 run of the same seed end with losses
+        # several per cent apart, and either loss may be the smaller one.
         learning_rate=2e-4,
         warmup=0.25,
         evaluation_batches=4,

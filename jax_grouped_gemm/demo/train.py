@@ -63,7 +63,7 @@ class TrainingRun:
     curve: list[float]  # training cross-entropy of every step
     interrupted: bool = False  # whether Ctrl-C ended the run before its last step
     devices: int = 1  # devices that divide experts and tokens
-    # Rows of the busiest device over the mean, after the last step, averaged over the layers.
+    # Rows of the busiest device over the mean of devices, averaged over layers, at the end.
     largest_share: float = 1.0
 
 
@@ -169,7 +169,7 @@ def _train(
     step = jitted.lower(state, first).compile()
     compile_seconds = time.perf_counter() - started
     memory = step.memory_analysis()
-    assert memory is not None  # CPUs and GPUs have it
+    assert memory is not None  # CPUs and GPUs report it
     evaluate = make_evaluation(graph, preset, corpus)
     before = evaluate(state)
 
@@ -221,7 +221,7 @@ def shardings(state: Any, mesh: Mesh) -> Any:
 
 
 def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: int) -> float:
-    """Returns the rows of the busiest device over the mean, averaged over the layers."""
+    """Returns the busiest device's rows over the mean of devices, averaged over the layers."""
 
     @jax.jit
     def choices(state, windows):

@@ -159,7 +159,7 @@ def quantized_weights(
 
 
 def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, QuantizedArray]:
-    """Returns `given`; raises a `TypeError` unless they fit a layer, or stacked layers."""
+    """Returns the weights `given`; raises a `TypeError` unless they fit one or stacked layers."""
     wi = layer.num_experts, embed, layer.hidden_features
     for name, q in given.items():
         shape = (wi[0], wi[2], wi[1]) if name == "wo" else wi
@@ -215,7 +215,8 @@ def forward(
     return y, routing, stats
 
 
-# Define functions and not partial ones, so that graphs of equal layers are equal.
+# Define functions instead of partial objects, which are never equal, because graphs of equal layers
+# must be equal.
 def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> jax.Array:
     """Multiplies tokens by a router's matrix at `ROUTER_PRECISION`, like `jax.lax.dot_general`."""
     if is_enabled():
@@ -224,7 +225,7 @@ def router_dot(x: jax.Array, gate: jax.Array, *numbers: Any, **options: Any) -> 
 
 
 def invariant_router_dot(x: jax.Array, gate: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """Computes a router's dot as one group, because XLA's bits depend on the number of tokens."""
+    """Multiplies as a product of one group, because bits of XLA's dot depend on the token count."""
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     sizes = jnp.full(1, rows.shape[0], jnp.int32)
     highest = jax.lax.Precision.HIGHEST

@@ -238,7 +238,7 @@ def test_the_products_of_a_gradient():
     ],
 )
 def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
-    """Wider experts read tokens in place only if groups have at most 256 rows in the mean."""
+    """Wider experts read tokens in place only if groups have at most 256 rows on average."""
 
     def loss(*operands, **options):
         return jnp.sum(jgg.ragged_mlp(*operands, **options).astype(F32))

@@ -39,8 +39,8 @@ def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
 
 
 # `_scatter` takes the steps of `_gather` backwards, so that JAX transposes one into the other.
-# `_scatter_by_shifts` and `_gather_by_shifts` do so too. Copies are made in float32 at least,
-# because their transpose is a sum over devices, which needs this precision.
+# The same holds for `_scatter_by_shifts` and `_gather_by_shifts`. Copies are made in float32 at
+# least, because their transpose is a sum over devices, which needs this precision.
 
 
 def _gather(x: jax.Array, axes: Axes) -> jax.Array:
@@ -90,7 +90,7 @@ def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
 
 
 def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
-    """Computes `make(part)` for each source's part of `of` [sources * T, ...], and scatters it.
+    """Scatters `make(part)` for each source's part of `of` [sources * T, ...].
 
     A device computes the results for other devices first. These results travel by shifts while the
     device computes the result for itself.

@@ -21,8 +21,8 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
-"""The least number of updates for each peer. XLA copies an update with one thread block, and a
-single thread block is far slower than the link."""
+"""The least number of updates (runs of rows) for each peer. XLA copies an update with one thread
+block, which is far slower than the link, so each peer gets several updates."""
 
 
 class Route(NamedTuple):

@@ -34,8 +34,9 @@ class LocalExperts(Experts):
         Returns:
           The sum of each token's rows, [T, D].
         """
-        # Do not add up rows that no expert owns, because they are zero. Products skip them, but
-        # `token_of_row` has a token for each, because loading a row without a token is slow.
+        # Do not add up rows that no expert owns, because they are zero. Products skip these rows,
+        # but `token_of_row` names a token even for them, because loading a row without a token is
+        # slow.
         inverse = jnp.where(pairs.inverse < pairs.valid_rows, pairs.inverse, pairs.num_rows)
         rows = Rows(x, pairs.token_of_row, inverse, pairs.valid_rows, sources)
         return self.mlp(rows, weights, pairs.groups, combines=True)

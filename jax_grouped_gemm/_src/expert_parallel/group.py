@@ -21,9 +21,9 @@ class Group:
     Attributes:
       experts: the axes along which each device has a slice of the experts.
       tensor: the axes along which each device has a slice of every expert's hidden features.
-      tokens: the axes among these along which each device has its own tokens. Along them, tokens
-        are gathered and results scattered. Along the remaining axes all devices have the same
-        tokens, and results are added up.
+      tokens: the axes, out of `experts` and `tensor`, along which each device has its own tokens.
+        Along them, tokens are gathered and results scattered. Along the remaining axes all devices
+        have the same tokens, and results are added up.
     """
 
     experts: Axes

@@ -206,7 +206,7 @@ def _exchanged(x, choices, experts, group, schedule):
 def _together(
     rows: jax.Array, weights: jax.Array, experts: LocalExperts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, LocalExperts]:
-    """Returns all three operands, with barriers that order their gradients.
+    """Returns `rows`, `weights` and `experts`, with barriers that order their gradients.
 
     Without `overlap`, no gradient travels before all are computed, because its collective would
     wait for other devices on multiprocessors that a product needs. With several chunks, the

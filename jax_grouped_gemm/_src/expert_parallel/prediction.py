@@ -167,7 +167,7 @@ def predict(
     if save == "rows":
         backward -= _copy_seconds(shape)
     elif save == "nothing":
-        products = forward - 2 * _copy_seconds(shape)  # only one of both copies is repeated
+        products = forward - 2 * _copy_seconds(shape)  # only the copy to rows is repeated
         backward += leg + 2 / 3 * products + _copy_seconds(shape)
     of_choices = LATENCY if sources > 1 else 0
     forward += 2 * leg + of_choices
@@ -203,7 +203,7 @@ def choose(
 ) -> Prediction:
     """Chooses how to compute a layer: as `wanted` says, and for "auto" by prediction.
 
-    The choice does not depend on whether copy engines or kernels send.
+    The choice is the same whether copy engines or kernels send the data.
 
     Args:
       shape: shape of the layer.
@@ -216,7 +216,7 @@ def choose(
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
     if wanted.batch_invariant:
-        # Take the strategy that returns each row itself, and no partial sums of devices.
+        # Take the strategy that sends rows back, because the other sends sums over rows.
         strategies = strategies[-1:]
     if wanted.strategy != "auto":
         strategies = [wanted.strategy]

@@ -62,7 +62,7 @@ LHS_SCALINGS = {str(x): x for x in (ROW_BLOCKS, ROWS, TENSOR, COLUMN_MAJOR)}
 MATRIX_BLOCKS = Scaling((BLOCK, BLOCK), "128x128")
 COLUMNS = Scaling((None, 1), "kx1")
 GROUP = Scaling((None, None), "group")
-"""Scales of each matrix of rhs [g, k, n]."""
+"""One scale for each matrix of rhs [g, k, n]."""
 IN_BLOCKS = dict(lhs_scaling=ROW_BLOCKS, rhs_scaling=MATRIX_BLOCKS)
 """The scales of recipes, as parameters of a product."""
 TRANSPOSED_BLOCKS, TRANSPOSED_COLUMNS = Scaling((BLOCK, 1), "1x128"), Scaling((None, 1), "column")
@@ -165,7 +165,7 @@ def letters_of_blocks(
     Returns:
       The letters of values and scales in the forms asked for, plain and transposed; the letters of
       dimensions that are not split, such as joined columns; and, for each letter that counts
-      blocks, the letter of what is in blocks.
+      blocks, the letter of the elements in the blocks.
     """
     n, r = ("p", "s") if joined else ("n", "r")
     forms = ["k" + n, "q" + r] * plain + [n + "k", r + "q"] * transposed

@@ -40,7 +40,9 @@ SHAPE_PARAMS = ("num_problems", *(f"has_{name}" for name in OPTIONAL))
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ListOp(Op):
-    """An operation whose operands are all alphas of a list of problems, then all a, then all b, ...
+    """An operation on a list of problems.
+
+    Its operands are the alphas of all problems, then all a, and so on in the order of `Problem`.
 
     Parameters of the primitive: num_problems; has_alpha, has_b, has_beta, has_c and has_diagonal,
     whether there are such operands; result_dtype; and the operation's own parameters.
@@ -69,7 +71,7 @@ class ListOp(Op):
 
 
 def _dims(operands, results, *, num_problems, **params) -> Dims:
-    """Names dimensions: devices may divide the matrices of a stack, but not a scale for all."""
+    """Names dimensions: devices may divide the matrices of a stack, but not a scale of all."""
     dims = whole(operands, results)
     stacks = tuple(f"s{problem}" for problem in range(num_problems))
 
@@ -177,9 +179,9 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
 
     Args:
       op: the operation.
-      **cotangents: functions for alpha, a and b, which return the cotangents of this operand. They
-        are called as `alpha(cts, problems, params)`, with the results' cotangents `cts` and with
-        problems that lack the operand.
+      **cotangents: functions named alpha, a and b, which return the cotangents of the operand of
+        that name. They are called as `alpha(cts, problems, params)`, with the results' cotangents
+        `cts` and with problems that lack the operand.
     """
 
     def rule(cts, *operands, **params):

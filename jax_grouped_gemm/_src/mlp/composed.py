@@ -1,4 +1,4 @@
-"""The MLP of experts as separate products, with the results of the fused forms."""
+"""The MLP of experts as separate products, whose results are those of the fused kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def projections(
 
 
 def mlp(ragged_dot: RaggedDot, activation: Activation, operands: MlpOperands) -> jax.Array:
-    """Computes weights * (activation(x wi_0 + b0) * (x wi_1 + b1) wo + bo), hidden without wo.
+    """Computes weights * (activation(x wi_0 + b0) * (x wi_1 + b1) wo + bo), hidden if wo is None.
 
     The router weight scales a row before the down projection instead of after it: the product is
     the same, and the backward pass needs no copy of the [m, D] result.

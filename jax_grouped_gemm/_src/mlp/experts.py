@@ -149,9 +149,9 @@ class Experts:
     ) -> tuple[Self, jax.Array]:
         """Returns these experts, without their recipe where bf16 is predicted to train faster.
 
-        If weights are quantised already, the forward pass alone must be faster in bf16 too. If only
-        one of training and the forward pass alone is faster, `fp8_layer.mlp` chooses for each.
-        Experts whose weights exist in FP8 only keep their recipe.
+        If weights are quantised already, the forward pass alone must be faster in bf16 too. If bf16
+        is faster for only one of these (training, the forward pass alone), `fp8_layer.mlp` chooses
+        for each. Experts whose weights exist in FP8 only keep their recipe.
 
         Args:
           x: tokens, or rows.

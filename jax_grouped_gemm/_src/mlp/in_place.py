@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.plan import DEFAULT_TILE
 FORWARD_COLUMNS = 2880
 
 # Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
-# the same rows. For groups of few rows in the mean, this is still faster than copies.
+# the same rows. If groups have few rows on average, this is still faster than copies.
 GRADIENT_COLUMNS = 256
 SMALL_GROUP_COLUMNS, SMALL_GROUP_ROWS = 768, 256
 

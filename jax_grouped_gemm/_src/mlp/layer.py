@@ -1,6 +1,6 @@
 """The MLP of experts, and its derivative.
 
-JAX does not differentiate the parts of `ragged_mlp`. The tangent of the whole is one primitive,
+JAX does not differentiate the parts of `ragged_mlp`. The tangent of the whole MLP is one primitive,
 linear in the tangents of all operands. Its transpose consists of three fused operations and the
 products of the weights' gradients.
 """

@@ -29,8 +29,8 @@ class Groups:
 
     Attributes:
       sizes: int32 [G], rows of each group.
-      offset: int32 [1], the group of the first local matrix. If the implementation is a
-        function, it is the caller's argument, which may be None.
+      offset: int32 [1], the group of the first local matrix. If the implementation is a function,
+        `offset` is the caller's argument, which may be None.
     """
 
     sizes: jax.Array
@@ -153,7 +153,7 @@ class ExpertWeights:
         return np.dtype(jnp.result_type(x, *arrays))
 
     def layer(self, x: Any, rows: int, groups: int, *, are_copies: bool) -> Layer:
-        """Returns the sizes of these experts' share of all rows, which are x or copies of x."""
+        """Returns the layer's sizes, with these experts' share of all rows, x or copies of x."""
         share = Dot.of(rows, self.projections[0].shape, groups)
         return Layer(
             share.g,

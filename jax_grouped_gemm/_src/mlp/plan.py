@@ -287,7 +287,7 @@ def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
 
 
 def is_fused(problem: MlpProblem) -> bool:
-    """Whether one kernel computes a problem, from shapes alone, as tracing depends on it."""
+    """Whether one kernel computes a problem. Only shapes matter, because tracing depends on it."""
     return problem.params["implementation"] != "xla" and not unfused_reason(problem)
 
 

@@ -26,14 +26,15 @@ from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
 from jax_grouped_gemm._src.muon.exchange import Split, on_split_matrices, split_of
 
-# Not the class `jnp.float16`, because `optax.inject_hyperparams` would take it for a schedule.
+# Do not use the class `jnp.float16`, because `optax.inject_hyperparams` would take it for a
+# schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
 
 Method = Literal["auto", "gram", "standard"]
 Preconditioning = Literal["frobenius", "schatten"]
 
-# At this ratio `a` of sides or more, Gram Newton-Schulz multiplies less: 6 a + 14 instead of
-# 15 a + 5 cubes of the shorter side.
+# If the longer side is at least this many times the shorter one (`a` times), Gram Newton-Schulz
+# multiplies less: 6 a + 14 instead of 15 a + 5 times the cube of the shorter side.
 LEAST_GRAM_RATIO = 1.2
 
 
@@ -184,7 +185,7 @@ def _together(splits: Mapping[int, Split | None]) -> list[list[int]]:
 
 
 def _travelling(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Rounds to bfloat16, with float32's exponents, if the iteration is in 16 bits."""
+    """Rounds to bfloat16, which has the range of float32, if the iteration is in 16 bits."""
     if dtype.itemsize > 2:
         return x.astype(at_least_float32(x.dtype))
     return x if x.dtype == jnp.float16 else x.astype(jnp.bfloat16)

@@ -70,7 +70,7 @@ def _name(path: Any) -> Path:
 
 
 def _places(name: Path) -> list[Path]:
-    """Returns where a checkpoint may have the array: in the same place, or where 0.1 had it."""
+    """Returns where a checkpoint may have the array: in this place, or in that of version 0.1."""
     # prefix / inner_states / group / inner_state / index / field / parameter
     parts = [i for i, part in enumerate(name) if part == _PARTS]
     return [name, *((*name[:i], *name[i + 4 :]) for i in parts)]

@@ -37,7 +37,7 @@ class Rule(Protocol):
     def begin(
         self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
     ) -> Step:
-        """Starts a step with `factor` times `gradients`. It changes nothing unless `applies`."""
+        """Starts a step with `factor` times `gradients`. If `applies` is false, nothing changes."""
 
 
 class Step(Protocol):

@@ -315,7 +315,7 @@ def dimensions(format: Format) -> Parts:
 
 
 _LONG = 4096
-"""Longer than any group, block or record."""
+"""A size larger than that of any group, block or record."""
 
 
 def _unit(format: Format, letter: str) -> int:

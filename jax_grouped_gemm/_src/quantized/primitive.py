@@ -1,4 +1,4 @@
-"""The primitive that dequantises. `explain` lists it, and differentiating weights raises."""
+"""The primitive that dequantises. `explain` lists it. Differentiating weights raises an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROZEN = (
 
 @jax.custom_jvp
 def frozen(arrays: Any) -> Any:
-    """Returns the arrays; differentiating them raises."""
+    """Returns the arrays; differentiating them raises an error."""
     return arrays
 
 

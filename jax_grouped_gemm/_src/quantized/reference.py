@@ -98,7 +98,7 @@ def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
         code += scaled > limit
     for limit in (0.75, 1.75, 3.5):
         code += scaled >= limit
-    code |= jnp.signbit(blocks).astype(jnp.uint8) << 3  # `mxfp4_pack` clears those of NaN blocks
+    code |= jnp.signbit(blocks).astype(jnp.uint8) << 3  # `mxfp4_pack` clears them in NaN blocks
     exponents = jnp.where(finite, exponents, NAN_BLOCK)[:, 0].astype(jnp.uint8)
     return Codes(code.reshape(-1, x.shape[1])[: x.shape[0]].astype(jnp.uint8), exponents)
 

@@ -90,7 +90,7 @@ class _Named:
         return _Named(jnp.transpose(self.array, order), tuple(names))
 
     def merge(self, merged: Sequence[str], name: str) -> _Named:
-        """Merges dimensions into one, at the place of the first; appends a 1 if there are none."""
+        """Merges dimensions into one, at the place of the first. Without `merged`, appends a 1."""
         first = min((self.names.index(name) for name in merged), default=len(self.names))
         before, after = self.names[:first], [n for n in self.names[first:] if n not in merged]
         x = self.transpose((*before, *merged, *after)).array

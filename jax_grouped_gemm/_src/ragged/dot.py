@@ -1,4 +1,4 @@
-"""A dot of two matrices, and masks of rows, for the reference with tiles and the one with masks."""
+"""A dot of two matrices, and masks of rows, for both forms of the reference (tiles and masks)."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _contracting_folds(params):
     )
 
 
-# The cotangents of both products.
+# The following functions compute the cotangents of both products.
 
 
 def _noncontracting_lhs(ct, rhs, sizes, offset, aval, *, transpose_lhs, transpose_rhs, **params):

@@ -38,7 +38,8 @@ MAX_MULTIPLICATIONS = 2**19
 MASKED_COLUMNS = 16
 
 FORMS = ("auto", "tiles")
-"""Values for `with form(...)`: "auto" uses masks where they are as fast, "tiles" never does."""
+"""Values for `with form(...)`: "auto" uses masks where they are as fast as tiles, and "tiles" never
+uses masks."""
 form = jax.make_user_context(FORMS[0])
 
 

@@ -92,7 +92,7 @@ def _cutting_pays(problem: RaggedProblem, target: Target, tile: TileConfig, leas
 
 
 def _only_for_gradients(problem: RaggedProblem) -> str:
-    # Stages of kernels that accumulate hold the accumulator until both consumers have read it.
+    # In kernels that accumulate, stages hold the accumulator until both consumers have read it.
     takes_turns = problem.contracts_rows and not problem.accumulates
     return "" if takes_turns else "only for weight gradients that are not added up"
 

@@ -33,7 +33,7 @@ def gather(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the primitive's operands."""
     options = dict(divisor=np.int32(plan.problem.divisor), weighted=_is_given(weights))
     by_token = plan.kernel.name == "by_token"
     operands = (x, pair_of_row, row_of_pair) if by_token else (x, pair_of_row)
@@ -50,7 +50,7 @@ def combine(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the primitive's operands."""
     options = dict(weighted=_is_given(weights))
     return _call(COMBINE_TARGET, plan, (y, row_of_pair), (weights, count), options)
 
@@ -63,7 +63,7 @@ def dots(
     row_of_pair: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    """Runs the kernel of `plan`, which must not be `XLA`, on the primitive's operands."""
     return _call(DOTS_TARGET, plan, (x, y, row_of_pair), (count,), {})
 
 

@@ -164,8 +164,8 @@ def plan_move(
 
 
 def _plan(problem, reason, nothing, kernel, grid=0) -> RowsPlan:
-    """Returns the plan with `kernel`, or without it for a `reason` or if the result is `nothing`:
-    if it has no elements, or if there is nothing to add up."""
+    """Returns the plan: with XLA if there is a `reason`, without a kernel if there is `nothing` to
+    read or to write, and otherwise with `kernel`."""
     if reason:
         return Plan(problem, XLA, reason)
     if nothing:

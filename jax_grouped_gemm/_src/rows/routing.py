@@ -33,7 +33,8 @@ def _log_sqrt_softplus(x: jax.Array) -> jax.Array:
     return jnp.where(is_far, x - jnp.exp(x) / 2, near) / 2
 
 
-# Logarithms of scores, up to a constant for each token, because scores underflow far below zero.
+# These functions return logarithms of scores (up to a constant for each token), because scores of
+# logits far below zero underflow.
 LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: logits,
     "sigmoid": jax.nn.log_sigmoid,

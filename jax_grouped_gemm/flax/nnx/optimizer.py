@@ -78,7 +78,7 @@ class Optimizer(nnx.Module):
 
         If a quantised layer has a `dtype` of 16 bits, the copies of its matrices have this dtype.
         XLA removes the casts, because the layer reads the quantised weights. If the loss changes
-        the copy, such as its statistics, `model` stays as it was.
+        the copy, for example its statistics, `model` itself does not change.
         """
         copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
@@ -132,7 +132,7 @@ def quantized_state(quantized: Any) -> nnx.State:
 
     Use it in functions that take `nnx.State`s:
 
-        quantize(model)  # so that the graph has a place for them
+        quantize(model)  # so that the graph has `Quantized` variables
         graph, params, _ = nnx.split(model, nnx.Param, Quantized)
         model = nnx.merge(graph, params, quantized_state(state.quantized))
     """

@@ -1,7 +1,7 @@
 """The primitives of the quantisers, with the shapes and semantics of their references.
 
 No quantiser has a derivative. All have the parameters dtype, power_of_two and implementation.
-Quantisers with two forms also have the parameters plain and transposed: whether to return the form.
+Quantisers with two forms also have the parameters plain and transposed, which ask for a form each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.partition import Dims, leading
 
 
 def _planned_op(name, operand_ranks, target, run, reference, dims=None) -> Op:
-    """Makes an operation that is no product, with the results of its plan."""
+    """Makes an operation that is not a product. `plan.RESULTS` has its results."""
 
     def avals(*operands, **params):
         found = plan.RESULTS[name](params, *operands)

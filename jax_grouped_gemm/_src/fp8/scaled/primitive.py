@@ -39,7 +39,7 @@ def scaled_ragged_noncontracting(
 
     Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation.
     Optional parameters: fast_accumulation, for scales that do not change along k; tile, a
-    `TileConfig` instead of the plan's choice; view, the part of a flat array that lhs is.
+    `TileConfig` instead of the plan's choice; view, the place of lhs in a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return SCALED_NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
@@ -135,7 +135,7 @@ def scaled_ragged_contracting(
     A scale is for a column of one block or, with scales [b?, 1, k] and [b?, 1, n], of all blocks.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile
-    and view, the part of a flat array that rhs is.
+    and view, the place of rhs in a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return SCALED_CONTRACTING.bind(*operands, **params)
@@ -175,7 +175,7 @@ def paired_scaled_contracting(
     **params,
 ) -> list[jax.Array]:
     """Contracts lhs and each of two rhs of one shape, as `scaled_ragged_contracting` does, without
-    batch dimensions. This is one operation where a kernel computes both."""
+    batch dimensions. If one kernel computes both products, it binds one primitive for them."""
     operands = (
         *(lhs, lhs_scale, first, first_scale),
         *(second, second_scale, group_sizes, group_offset),

@@ -19,7 +19,7 @@ class ScaledProblem(RaggedProblem):
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.
-      view: the part of a flat array that lhs is, or rhs in a contracting product; see `ScaledView`.
+      view: where lhs, or rhs in a contracting product, is in a flat array; see `ScaledView`.
     """
 
     scales: tuple[Scaling, Scaling]

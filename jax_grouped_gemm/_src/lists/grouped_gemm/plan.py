@@ -154,7 +154,7 @@ def _launch(
     for _, members in itertools.groupby(sorted(problem.working, key=stored), key=stored):
         order = list(members)
         if problem.sort_problems:
-            # Longest tiles first, as CUTLASS recommends: short ones even out the end.
+            # Take long tiles first, as CUTLASS recommends, so that short tiles even out the end.
             order.sort(key=lambda i: -addressable.entries[i].k)
         # Make as few launches as possible, and none much smaller than another.
         count = cdiv(len(order), most)

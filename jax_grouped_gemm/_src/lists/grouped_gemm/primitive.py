@@ -36,7 +36,7 @@ def grouped_gemm(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
     Args:
       problems: alpha [g], a [g, m, k] ([g, k, m] if transposed), b [g, k, n] ([g, n, k]), beta
         [g], c [g, m, n]; alpha, beta and c may be missing.
-      **params: alpha and beta, the numbers that missing operands stand for; transpose_lhs and
+      **params: alpha and beta, the numbers in place of missing operands; transpose_lhs and
         transpose_rhs, a boolean for each problem; result_dtype, precision, scheduler,
         sort_problems, implementation.
     """
@@ -89,7 +89,7 @@ OP = ListOp(
 
 
 def _product_tangents(problem: Problem, dot: Problem) -> list[Problem]:
-    """Applies the product rule to three factors, or to two."""
+    """Applies the product rule to alpha, a and b, or without alpha to a and b."""
     alpha, a, b, *_ = problem
     terms = [Problem(alpha, dot.a, b), Problem(alpha, a, dot.b)]
     return terms if alpha is None else [Problem(dot.alpha, a, b), *terms]

@@ -55,7 +55,7 @@ class GroupedGemmProblem:
       entries: the shapes, in the caller's order.
       dtype, result_dtype: element types.
       has_alpha, has_beta, has_c: which optional operands there are.
-      alpha, beta: the numbers that missing scales stand for.
+      alpha, beta: the numbers in place of missing operands.
       scheduler, sort_problems: as for `grouped_gemm`.
       terms: see `Plan`.
     """

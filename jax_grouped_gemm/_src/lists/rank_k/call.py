@@ -50,7 +50,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     if problem.has_c:
         c = [pad_to(problems[i].c.astype(dtype), (stacks[i].n, stacks[i].n)) for i in order]
     given = {"alpha": True, "beta": problem.has_c, "diagonal": problem.has_diagonal}
-    # A number for a whole stack stays [1]: writing out [g] would take another kernel.
+    # A number for a whole stack stays [1], because writing out [g] would take another kernel.
     scales = [
         getattr(problems[i], name).astype(dtype if is_fp64 else jnp.float32)
         for name in given
@@ -74,7 +74,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
-        # The kernel does not write the other triangle of a result that keeps it from c. Such a
+        # If a result keeps the other triangle of c, the kernel does not write this triangle. Such a
         # result is therefore always written over c, even if XLA has to copy c first.
         in_place=[
             not (problem.symmetrize and problem.c_is_factor[i] and not is_fp64) for i in order

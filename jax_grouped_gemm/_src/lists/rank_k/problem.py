@@ -116,7 +116,7 @@ class RankKProblem:
         return "; ".join(itertools.chain(*reasons))
 
     def sizes(self) -> dict[str, int]:
-        """Returns the sizes that kernels count, by name. For a rank-2k update one is twice k."""
+        """Returns the sizes that kernels count, by name. Rank-2k updates count twice k."""
         k = "k" if self.num_products == 1 else "twice k"
         return {
             f"{name} of stack {i}": size

@@ -12,7 +12,7 @@ from jax_grouped_gemm._src.lists.schedule import TILE_K
 
 SIDE = 128
 
-# Both tiles were measured for results with this range of rows, many results in a call.
+# Both tiles were measured with many results in a call, each with a number of rows in this range.
 FEWEST_ROWS, MOST_ROWS = 512, 1024
 # Fine tiles are taken only if they need less than this share of the cycles of wide tiles.
 MARGIN = 0.97
@@ -41,7 +41,7 @@ WIDE_PRODUCT, FINE_DIAGONAL_PRODUCT = 14000, Cost(1100, 8400)
 
 
 def wide_tiles(stack: Stack, upper: bool) -> tuple[int, int, int]:
-    """Returns the numbers of a matrix's wide tiles: off the diagonal, whole on it, narrow on it.
+    """Returns how many tiles a matrix has: off the diagonal, wide on it, and narrow on it.
     `csrc/scheduler/triangular.h` lists them in the same way."""
     rows = cdiv(stack.n, SIDE)
     upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
