@@ -16,13 +16,13 @@ products are faster), `float32` (operands that are split into parts), `activatio
 
 A folder imports only from lower layers:
 
-- `quantized` (formats, and `weights` for operations that take them) and `note` (choices of which
-  `explain` tells) from the files above,
-- `ragged`, `rows` and `lists` from `quantized`,
-- `fp8` from `ragged`, and `muon` from `lists`,
-- `mlp` from `ragged`, `rows` and `fp8`,
-- `expert_parallel` from `mlp` and `rows`,
-- `optimizer`, which writes FP8 weights as it updates the float32 weights, from `mlp`.
+- `quantized` (formats, and `weights` for operations that take them) and `note` (choices that
+  `explain` reports) import from the files above,
+- `ragged`, `rows` and `lists` import from `quantized`,
+- `fp8` imports from `ragged`, and `muon` from `lists`,
+- `mlp` imports from `ragged`, `rows` and `fp8`,
+- `expert_parallel` imports from `mlp` and `rows`,
+- `optimizer`, which writes FP8 weights as it updates the float32 weights, imports from `mlp`.
 
 `fp8` has folders for its quantisers, for products of operands with scales and for the matmul that
 quantises its operands. `choice` in it decides where bf16 replaces a recipe. In `ragged`, `packed`

@@ -61,7 +61,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Sum of all kernels' workspace bytes. Kernels that run at different times share memory."""
+        """Bytes of all workspaces. A program may need less, because kernels can share memory."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:

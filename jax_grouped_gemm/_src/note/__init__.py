@@ -1,1 +1,1 @@
-"""Choices that were made while tracing, of which `explain` tells."""
+"""Choices that are made while a function is traced, and that `explain` reports."""

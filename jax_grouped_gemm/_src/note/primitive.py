@@ -1,4 +1,4 @@
-"""An operation that computes nothing, and tells `explain` of a choice that was made while tracing.
+"""An operation that computes nothing. It tells `explain` of a choice made while tracing.
 
 Examples are bf16 in place of a recipe, and a layer that no fused kernel computes.
 """

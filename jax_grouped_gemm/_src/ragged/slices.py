@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.ragged.reference import ends_of_groups
 def of_groups(
     operands: Sequence[jax.Array], params: dict[str, Any], split: Split
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Returns a device's operands and parameters of a product that ends in group sizes and offset.
+    """Returns a device's operands and parameters of a product; group sizes and offset come last.
 
     If m is split, the local size of a group is the number of its rows in the slice. If g is split,
     the offset grows by the index of the slice's first group.

@@ -45,7 +45,7 @@ class Sort(Kernel):
 
 
 def _several_blocks(pairs: int, num_experts: int) -> int:
-    """Returns the fastest number of thread blocks. More blocks read more counts of other blocks."""
+    """Returns the fastest number of thread blocks. Each block reads the counts of all blocks."""
     by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
     return min(cdiv(pairs, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
 

@@ -85,7 +85,7 @@ def _ragged(params, x, group_sizes):
 def _gathered(params, x, rows, _, group_sizes):
     form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
     values, _scales = _forms(params, (), form)
-    # Room for quantised tokens, see LEAST_COPIES.
+    # The last result is room for quantised tokens, see LEAST_COPIES.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
         shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)

@@ -175,7 +175,7 @@ def paired_scaled_contracting(
     **params,
 ) -> list[jax.Array]:
     """Contracts lhs and each of two rhs of one shape, as `scaled_ragged_contracting` does, without
-    batch dimensions. If one kernel computes both products, it binds one primitive for them."""
+    batch dimensions. If one kernel computes both products, they are one primitive."""
     operands = (
         *(lhs, lhs_scale, first, first_scale),
         *(second, second_scale, group_sizes, group_offset),
