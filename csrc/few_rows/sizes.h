@@ -18,20 +18,20 @@ __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
   for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
 }
 
-// Counts the pairs of each group, and sorts pairs by group and then by number. The place of a pair
-// in this order is the number of smaller keys. One of the warps that bring rows calls this before
-// it knows any rows. If the warp that schedules had this code, each launch would take up to 2 us
-// longer with a cold instruction cache, even if nothing is sorted.
-__device__ inline void sort_pairs(Product const& params, Groups& shared) {
-  if (params.pairs.groups == nullptr) return;
+// Sorts pairs by group and then by number, and counts the pairs of each group in `shared.sizes`.
+// The place of a pair in this order is the number of smaller keys. Calls placed(pair, place) for
+// each pair, and for numbers up to kMost that are no pairs, whose places come after those of all
+// pairs. One warp calls this. `shared.order` has the keys until `placed` is called.
+template <class Placed>
+__device__ inline void place_pairs(int const* group_of, int pairs, int groups, Groups& shared,
+                                   Placed placed) {
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
-  int const lane = threadIdx.x % kWarpSize, groups = params.groups.groups;
-  int const pairs = params.groups.rows;
+  int const lane = threadIdx.x % kWarpSize;
   unsigned keys[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     int const pair = lane + i * kWarpSize;
-    unsigned const group = pair < pairs ? __ldg(params.pairs.groups + pair) : ~0u;
+    unsigned const group = pair < pairs ? __ldg(group_of + pair) : ~0u;
     keys[i] = min(group, unsigned(groups)) * kMost + pair;
     shared.order[pair] = keys[i];
   }
@@ -50,9 +50,18 @@ __device__ inline void sort_pairs(Product const& params, Groups& shared) {
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     int const pair = lane + i * kWarpSize, group = keys[i] / kMost;
-    shared.order[places[i]] = pair;
+    placed(pair, places[i]);
     if (group < groups) atomicAdd(shared.sizes + group, 1);
   }
+}
+
+// Sorts the pairs of a product. One of the warps that bring rows calls this before it knows any
+// rows. If the warp that schedules had this code, each launch would take up to 2 us longer with a
+// cold instruction cache, even if nothing is sorted.
+__device__ inline void sort_pairs(Product const& params, Groups& shared) {
+  if (params.pairs.groups == nullptr) return;
+  place_pairs(params.pairs.groups, params.groups.rows, params.groups.groups, shared,
+              [&](int pair, int place) { shared.order[place] = pair; });
   sm90::arrive_named(2 * kWarpSize, kPairsSorted);
 }
 

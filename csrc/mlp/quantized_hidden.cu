@@ -7,6 +7,7 @@
 #include "quantize/format.h"
 #include "quantize/octet.h"
 #include "quantize/scale_rule.h"
+#include "sm90/dependent_launch.h"
 
 namespace jgg::mlp {
 namespace {
@@ -99,6 +100,8 @@ struct Block {
 template <ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_hidden_kernel(QuantizedHidden arguments, GatedFunction function, bool power_of_two) {
+  sm90::let_next_begin();
+  sm90::await_previous();
   Projections const& p = arguments.projections;
   int const blocks = p.blocks(), pitch = p.pitch();
   Position const at(arguments.count ? min(p.rows, __ldg(arguments.count)) : p.rows, blocks);
@@ -189,13 +192,9 @@ cudaError_t launch(QuantizedHiddenFormat format, Projections const& projections,
   int64_t const blocks = int64_t{1} * projections.rows * projections.blocks();
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   int const grid = static_cast<int>((blocks + kBlocksPerCta - 1) / kBlocksPerCta);
-  return with_constants(
-      [&](auto fp8, auto aligned) {
-        function(fp8, aligned, grid);
-        return cudaGetLastError();
-      },
-      OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.fp8},
-      Flag{projections.columns % kOctet == 0});
+  return with_constants([&](auto fp8, auto aligned) { return function(fp8, aligned, grid); },
+                        OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.fp8},
+                        Flag{projections.columns % kOctet == 0});
 }
 
 }  // namespace
@@ -204,8 +203,8 @@ cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const&
                             cudaStream_t stream) {
   GatedFunction const function(arguments.projections.activation);
   return launch(format, arguments.projections, [&](auto fp8, auto aligned, int grid) {
-    quantize_hidden_kernel<fp8.value, aligned.value>
-        <<<grid, kThreads, 0, stream>>>(arguments, function, format.power_of_two);
+    return sm90::launch_after(arguments.follows, quantize_hidden_kernel<fp8.value, aligned.value>,
+                              grid, kThreads, stream, arguments, function, format.power_of_two);
   });
 }
 
@@ -215,6 +214,7 @@ cudaError_t quantize_gradients(QuantizedHiddenFormat format, QuantizedGradients 
   return launch(format, arguments.projections, [&](auto fp8, auto aligned, int grid) {
     quantize_gradients_kernel<fp8.value, aligned.value>
         <<<grid, kThreads, 0, stream>>>(arguments, function, format.power_of_two);
+    return cudaGetLastError();
   });
 }
 

@@ -75,16 +75,9 @@ cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream)
     int const choices = arguments.pairs.choices;
     auto const kernel = arguments.pairs.weights.data ? kernel_for<T, aligned.value, true>(choices)
                                                      : kernel_for<T, aligned.value, false>(choices);
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = sharing.grid(down, arguments.shape.batches);
-    launch.blockDim = sharing.block();
-    launch.stream = stream;
-    launch.attrs = &early;
-    launch.numAttrs = arguments.follows;
-    return cudaLaunchKernelEx(&launch, kernel, arguments, sharing);
+    return sm90::launch_after(arguments.follows, kernel,
+                              sharing.grid(down, arguments.shape.batches), sharing.block(), stream,
+                              arguments, sharing);
   });
 }
 

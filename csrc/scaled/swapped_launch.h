@@ -18,7 +18,8 @@ cudaError_t scaled_noncontracting_swapped(TileConfig config, ScaledArguments con
         using Tile = decltype(tile);
         using Config =
             SwappedScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileM, Tile::kTileN>;
-        return launch<SwappedScaledRoles<SwappedScaledNoncontracting<Config>>>(arguments, stream);
+        using Roles = SwappedScaledRoles<SwappedScaledNoncontracting<Config>>;
+        return launch<Roles>(arguments, stream, arguments.follows);
       },
       OneTileOf<ScaledSwappedTiles>{config}, RhsTypes<kType>{arguments.rhs_type});
 }

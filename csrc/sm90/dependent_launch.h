@@ -1,6 +1,9 @@
-// Functions of kernels that may begin before the previous kernel of their stream has ended
-// (`follows` of `launch_clusters`). Without such a launch these functions do nothing.
+// Kernels that may begin before the previous kernel of their stream has ended: the launch of such a
+// kernel, and the functions that it calls. Without such a launch these functions do nothing.
+// `launch_clusters` launches the kernels of `kernel.h` in the same way.
 #pragma once
+
+#include <cuda_runtime.h>
 
 namespace jgg::sm90 {
 
@@ -12,5 +15,22 @@ __device__ inline void let_next_begin() {
 
 // Waits until the previous kernel has ended and the calling thread sees what that kernel wrote.
 __device__ inline void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Launches a kernel without shared memory of a size that is known at run time. If `follows`, it may
+// begin while the previous kernel of the stream runs.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_after(bool follows, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                         cudaStream_t stream, Arguments const&... arguments) {
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = grid;
+  launch.blockDim = block;
+  launch.stream = stream;
+  launch.attrs = &early;
+  launch.numAttrs = follows;
+  return cudaLaunchKernelEx(&launch, kernel, arguments...);
+}
 
 }  // namespace jgg::sm90
