@@ -85,7 +85,13 @@ class TestForward:
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f8e4m3fn"]
 
-    @pytest.mark.parametrize("tokens", [1, 16, 128])
+    @pytest.mark.parametrize("tokens", [1, 16])
+    def test_few_pairs_are_one_custom_call(self, tokens, h200):
+        program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
+        assert program.kernels == dict(decode_fp8_mlp=1)
+        assert program.opcodes <= FREE
+
+    @pytest.mark.parametrize("tokens", [17, 128])
     def test_few_tokens(self, tokens, h200):
         """Each step is one kernel, and one kernel of XLA's finds the tokens and weights of rows."""
         program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
@@ -137,6 +143,11 @@ class TestGradients:
         calls = [i.text for i in program.calls if i.kernel == "quantize_gathered"]
         tokens, embed = X.shape
         assert [f"u8[{tokens},{embed}]" in text for text in calls] == [True, True]
+
+    def test_few_pairs_are_sorted_before_the_kernels(self, h200):
+        """The backward pass needs sorted rows, so the forward pass sorts them in a kernel."""
+        kernels = compiled_with_routing(h200, 16, D, F, 32, K, with_gradients=True).kernels
+        assert kernels["sort_by_expert"] == 1 and kernels["decode_fp8_mlp"] == 0
 
     def test_xla_adds_no_more_than_scales_and_sums(self, h200):
         """XLA runs seven kernels: one for tokens and weights of rows, two for maxima and scales of

@@ -90,7 +90,7 @@ class Fp8Products:
         dtype: np.dtype,
     ) -> jax.Array:
         """Multiplies rows [m, k] by weights [g, n, k]: [m, n], for "forward" or "dgrad"."""
-        params = self._product_params(which, dtype) | _view(rows)
+        params = self.product_params(which, dtype) | _view(rows)
         operands = (rows.values, rows.scales, *weights, group_sizes, offset)
         return scaled.scaled_ragged_noncontracting(*operands, **params)
 
@@ -107,11 +107,12 @@ class Fp8Products:
     ) -> jax.Array:
         """Computes `rows_by_weights` of the rows `rows` (int32 [m]) of tokens [T, k]. A kernel
         reads them in place, or reads the copies that `copied` returns."""
-        params = self._product_params(which, dtype)
+        params = self.product_params(which, dtype)
         operands = (*tokens, *weights, group_sizes, offset, rows)
         return scaled.gathered_scaled_noncontracting(*operands, copied=copied, **params)
 
-    def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
+    def product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
+        """Returns the parameters of a product of rows with results of `dtype`."""
         return dict(
             transpose_rhs=True,
             **IN_BLOCKS,

@@ -21,6 +21,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, in_place, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
+from jax_grouped_gemm._src.mlp.fp8.decode import primitive as fp8_decode
 from jax_grouped_gemm._src.mlp.fp8.weights import check_arrays, checked_quantized, of_arrays
 from jax_grouped_gemm._src.mlp.operands import (
     DecodeOperands,
@@ -203,7 +204,7 @@ class Experts:
 
     def decoded(self, x: jax.Array, routing: Routing, offset: jax.Array) -> jax.Array | None:
         """Computes the layer of few tokens x [T, D]; returns None if rows must be sorted first."""
-        if callable(self.implementation) or self.weights_on_input or self.in_fp8:
+        if callable(self.implementation) or self.weights_on_input:
             return None
         chosen = as_indices("routing.experts", routing.experts)
         chosen = chosen.reshape(x.shape[0], chosen.shape[-1])
@@ -211,7 +212,36 @@ class Experts:
         scores = scores.astype(at_least_float32(self.weights.result_dtype(x)))
         given = DecodeOperands(x, chosen, scores, self.weights, offset)
         sizes = routing.logits.shape[-1], self.options
+        if self.in_fp8:
+            return self._decoded_in_fp8(given, sizes[0])
         return decode.mlp(given, *sizes) if decode.is_taken(given, *sizes) else None
+
+    def _decoded_in_fp8(self, given: DecodeOperands, num_experts: int) -> jax.Array | None:
+        """Computes `decoded` by a recipe, if weights are quantised before the call."""
+        recipe, of_experts = self.recipe, self.weights
+        if self._is_in_rows:
+            of_experts, quantized = of_arrays(of_experts, given.x.dtype)
+        elif recipe is None or self.quantized is None or of_experts.quantized:
+            return None
+        elif any(x.dtype != jnp.bfloat16 for x in (given.x, *of_experts.matrices)):
+            return None
+        else:
+            matrices = *of_experts.halves, of_experts.wo
+            quantized = checked_quantized(self.function, self.quantized, *matrices, recipe)
+        gate, up = of_experts.halves
+        of_experts = dataclasses.replace(of_experts, wi=None, wi_0=gate, wi_1=up)
+        given = dataclasses.replace(given, experts=of_experts)
+        static = fp8_layer.layer_of(
+            checked_recipe(recipe),
+            self.activation,
+            self.options.implementation,
+            given.of_rows(num_experts),
+            combines=True,
+            has_values=not self._is_in_rows,
+            has_quantized=True,
+        )
+        operands = fp8_decode.Fp8DecodeOperands(given, quantized), num_experts, static
+        return fp8_decode.mlp(*operands) if fp8_decode.is_taken(*operands) else None
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Computes the MLPs of rows [m, D], sorted by expert, with weights [m]: rows [m, D]."""

@@ -22,6 +22,13 @@ SORTS = "the kernels sort tokens by expert"
 SORTING_SCHEDULES = "few_rows", "streamed"
 
 
+def too_many_reason(pairs: int, experts: int) -> str:
+    """Returns why no kernel sorts so many pairs by so many experts, empty if one does."""
+    if pairs <= MOST_PAIRS and experts <= MOST_EXPERTS:
+        return ""
+    return f"more than {MOST_PAIRS} pairs, or more than {MOST_EXPERTS} experts"
+
+
 def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
     """Plans a layer of few tokens. If no kernel can sort, other operations sort rows first."""
     given, params = problem.operands, problem.params
@@ -35,8 +42,8 @@ def plan_decode(problem: MlpProblem[DecodeOperands], target: Target) -> MlpPlan:
         return composed("batch invariance has other kernels")
     if not is_static(*sizes) or 0 in sizes:
         return composed("sizes are unknown, or zero")
-    if given.chosen.size > MOST_PAIRS or sizes[-1] > MOST_EXPERTS:
-        return composed(f"more than {MOST_PAIRS} pairs, or more than {MOST_EXPERTS} experts")
+    if reason := too_many_reason(given.chosen.size, sizes[-1]):
+        return composed(reason)
     of_rows = given.of_rows(sizes[-1])
     if experts.quantized:
         if reason := dequantized_reason(of_rows, params):

@@ -52,16 +52,20 @@ def sorted_mlp(
     function: str, given: DecodeOperands, num_experts: int, options: Options
 ) -> jax.Array:
     """Returns y [T, D], by operations of rows that are sorted by expert."""
-    implementation = options.implementation
+    operands = sorted_operands(given, num_experts, options.implementation)
+    y = packed.mlp(function, options, operands.aligned())
+    return combine(checkpoint_name(y, "mlpwo"), operands.rows)
+
+
+def sorted_operands(given: DecodeOperands, num_experts: int, implementation: Any) -> MlpOperands:
+    """Sorts rows by expert in a separate operation."""
     order, inverse, sizes = sort_by_expert(
         given.chosen.reshape(-1), num_experts=num_experts, implementation=implementation
     )
     inverse = inverse.reshape(given.chosen.shape)
     rows = Rows(given.x, order // given.chosen.shape[1], inverse)
     weights = permute_rows(given.scores.reshape(-1), order, inverse.reshape(-1))
-    operands = MlpOperands(rows, given.experts, weights, Groups(sizes, given.offset))
-    y = packed.mlp(function, options, operands.aligned())
-    return combine(checkpoint_name(y, "mlpwo"), rows)
+    return MlpOperands(rows, given.experts, weights, Groups(sizes, given.offset))
 
 
 def _reference(*leaves: jax.Array, tree: Any, num_experts: int, **options: Any) -> jax.Array:

@@ -67,46 +67,70 @@ def mlp(
       combines: whether the rows of each token, which `inverse` has, are summed up.
       has_values: whether matrices of operands have values, even if `quantized` has them too.
     """
-    alone, trained = (
-        _choice(recipe, implementation, operands, training, quantized is not None)
-        if has_values and (quantized is not None or not training)
-        else None
-        for training in (False, True)
-    )
+    has_quantized = quantized is not None
     leaves, tree = jax.tree.flatten((operands, quantized))
     # Cast outside the custom derivative, so that JAX transposes the casts.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
+    layer = layer_of(
+        recipe,
+        activation,
+        implementation,
+        operands,
+        combines=combines,
+        has_values=has_values,
+        has_quantized=has_quantized,
+    )
     bo, operands = operands.experts.bo, operands.with_experts(bo=None)
-    experts = operands.experts
+    y = fp8_mlp(layer, operands, quantized)
+    if bo is None:
+        return y
+    added = _bias_rows(bo.astype(y.dtype), operands, y.shape[0])
+    if operands.weights is not None:
+        added *= _weights_of_rows(layer, operands, y)[:, None]
+    y = (y + added).astype(operands.dtype)
+    return token_rows.combine(y, operands.rows) if combines else y
+
+
+def layer_of(
+    recipe: Recipe,
+    activation: Activation,
+    implementation: Implementation,
+    operands: MlpOperands,
+    *,
+    combines: bool,
+    has_values: bool,
+    has_quantized: bool,
+) -> Layer:
+    """Returns the static part of the layer that `mlp` computes, from shapes alone."""
+    alone, trained = (
+        _choice(recipe, implementation, operands, training, has_quantized)
+        if has_values and (has_quantized or not training)
+        else None
+        for training in (False, True)
+    )
+    experts, out = operands.experts, operands.dtype
     gate, up, down = (
         None if w is None else w.dtype for w in (experts.wi_0, experts.wi_1, experts.wo)
     )
     projections = np.dtype(jnp.result_type(operands.rows.x, *experts.projections))
-    out = operands.dtype
-    dtypes = Dtypes(gate, up, down, projections, out if bo is None else at_least_float32(out))
-    layer = Layer(
+    is_last = experts.bo is None  # whether nothing is added to the products of hidden
+    dtypes = Dtypes(gate, up, down, projections, out if is_last else at_least_float32(out))
+    return Layer(
         recipe,
         implementation,
         current_tiles(),
         HiddenLayer(activation, experts.hidden_columns, experts.has_up, recipe),
         dtypes,
         experts.count,
-        combines and bo is None,
+        combines and is_last,
         alone,
         trained,
     )
-    y = _mlp(layer, operands, quantized)
-    if bo is None:
-        return y
-    added = _bias_rows(bo.astype(y.dtype), operands, y.shape[0])
-    if operands.weights is not None:
-        added *= _weights_of_rows(layer, operands, y)[:, None]
-    y = (y + added).astype(out)
-    return token_rows.combine(y, operands.rows) if combines else y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mlp(layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None) -> jax.Array:
+def fp8_mlp(layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None) -> jax.Array:
+    """Computes the MLP of operands without `bo`, in the dtype `layer.dtypes.out`."""
     if layer.alone:
         return _in_bf16(layer, layer.alone, operands)
     return _forward(layer, operands, quantized, for_gradient=False)[0]
@@ -268,7 +292,7 @@ def _mlp_backward(layer: Layer, kept, dy):
     return MlpOperands(of_x, of_experts, found.weights, of_integers), None
 
 
-_mlp.defvjp(_mlp_forward, _mlp_backward)
+fp8_mlp.defvjp(_mlp_forward, _mlp_backward)
 
 
 def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
