@@ -109,7 +109,7 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
 
 
 def op_of(case: Mapping[str, Any]) -> str | None:
-    """Returns the name of a case's operation in `never_slower`, None if it does not measure it."""
+    """Returns the name of a case's operation in `never_slower`, or None if it has no name there."""
     found = case["op"], case["dtype"], case.get("precision") or "default"
     for op, (name, *types) in shapes.RAGGED.items():
         if found in ((op, *types), (name, *types)):

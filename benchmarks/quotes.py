@@ -181,7 +181,7 @@ def adapters() -> str:
 
 def skew() -> str:
     def over_uniform(distribution: str) -> str:
-        """Returns the range of the times for a useful FLOP over those of equal groups."""
+        """Returns the range of the time of a useful FLOP over its time with equal groups."""
         found = []
         for shape in SUITES["main"]:
             rates = [

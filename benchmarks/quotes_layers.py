@@ -219,7 +219,7 @@ def data_parallel() -> str:
 
 
 def both(of_h100: str, of_h200: str) -> list[tuple[Mapping, Mapping, float]]:
-    """Returns cases on both cards, the H200's first, and our time on the H100 over the H200's."""
+    """Returns each case on the H200 and the H100, and our time on the H100 over the H200's."""
     others = cases(of_h200)
     return [
         (others[name], one, ours(one)["median_us"] / ours(others[name])["median_us"])

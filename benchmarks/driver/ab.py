@@ -23,7 +23,7 @@ from benchmarks.rank_k import UPDATES
 UPDATE_OPS = ("syrk", "syr2k", "syr2k_f64", "her2k_c128")
 # Weight gradients that the kernel, or a separate pass, adds to an accumulator.
 SUMS = {"wgrad_add": "tn_f32_add", "wgrad_then_add": "tn_f32_then_add"}
-MEMORY = (*QUANTIZERS, "copy")  # their TFLOP/s are TB/s
+MEMORY = (*QUANTIZERS, "copy")  # the driver gives TB/s for these, not TFLOP/s
 ALL_OPS = {**OPS, **PRODUCTS}
 
 

@@ -162,8 +162,8 @@ class CuptiRecorder:
         return drained
 
     def _synchronize(self) -> None:
-        # A framework may see its result before the driver has closed the kernel's record, and a
-        # forced flush also returns open records. Both frameworks use the primary context.
+        # Wait, because a result may come before the driver has closed the kernel's record, and a
+        # forced flush also returns open records. JAX and PyTorch use the primary context.
         context = ctypes.c_void_p()
         for status in (
             self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),

@@ -1,1 +1,1 @@
-"""Measures our functions and those they replace: `python -m benchmarks.never_slower`."""
+"""Measures our functions and what they replace: `python -m benchmarks.never_slower`."""

@@ -14,7 +14,7 @@ from benchmarks.harness.cases import Shape
 MOST_FLOPS = 4e11  # a case takes a millisecond at most
 MOST_LIST_FLOPS = 1e11
 MOST_BYTES = 1 << 29
-MOST_ELEMENTS = 3e8  # of results, several float64 copies of which must fit into memory
+MOST_ELEMENTS = 3e8  # of results; several float64 copies must fit into memory
 
 # Ragged operations by name: the op, the dtype and the precision.
 RAGGED = {

@@ -103,7 +103,7 @@ def test_batch_invariant_layers_are_one_custom_call(h200):
 
 
 def test_columns_of_a_device_that_no_kernel_takes(extension):
-    """A device has 12 of 48 hidden columns. These 24 bytes are no multiple of 16."""
+    """No kernel takes a device's 12 of 48 hidden columns: 24 bytes are no multiple of 16."""
     columns, whole = P(None, None, "x"), P()
     program = aot.Target(aot.H200, devices=4).compile(
         partial(layer, token_axes=()),
@@ -123,7 +123,7 @@ def test_tokens_are_read_where_they_are(tokens, h200):
 
 
 def test_sorted_rows_are_two_kernels(h200):
-    """The layer takes and returns sorted rows, as in expert parallelism."""
+    """Two kernels compute an MLP of rows that are sorted before, as in expert parallelism."""
     struct = jax.ShapeDtypeStruct
     sizes, x = struct((128,), jnp.int32), struct((64, 2048), BF16)
     matrices = operands(1, *QWEN3)[1:4]

@@ -81,8 +81,8 @@ def compile_layer(target, *, step, tokens=T, **options):
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("combine", ["all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
-    """One collective exchanges all choices. Each chunk of tokens takes two more, there and back.
-    With ppermute, each of these is one collective for each other device."""
+    """One collective exchanges all choices. Each chunk takes two more: one gathers tokens, and one
+    returns results. With ppermute, there is a collective for each other device instead of one."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
@@ -119,7 +119,7 @@ def test_gathered_step(combine, target):
         "paired_ragged_dot",
         "ragged_noncontracting",
     }
-    for call in of_rows:  # buffers have room for all rows that may come, and most rows are unowned
+    for call in of_rows:  # buffers have room for all rows, so most rows are unowned
         assert "zeroes_unowned = false" in call.text
     for kind in COLLECTIVES:
         for kernels in kernels_beside(program, kind):
@@ -165,7 +165,7 @@ def test_copy_engines_are_asked_for(target):
 
 @pytest.mark.parametrize("step", [False, True])
 def test_exchange(step, target):
-    """One gather has the choices of all tokens. Derivatives need no second one for offsets."""
+    """One gather collects the choices of all tokens. Derivatives need no other one for offsets."""
     program = compile_layer(target, step=step, strategy="ragged_all_to_all", chunks=1)
     expected = {"all-gather": 1, "ragged-all-to-all": 2}
     if step:

@@ -236,8 +236,9 @@ def test_kernels_apply_only_the_activations_that_they_have(activation, h200):
 @pytest.mark.parametrize("hidden", [F, 136, 204])
 @pytest.mark.parametrize("biases", [False, True])
 def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden, biases, h200):
-    """Gradients of biases sum numbers that are not quantised, so biases have separate kernels, like
-    columns that are no multiple of 8. If hidden is wider than x, the kernel writes one array."""
+    """Separate kernels quantise gradients if columns are no multiple of 8, or if there are biases,
+    whose gradients sum numbers before these are quantised. Otherwise one kernel computes and
+    quantises gradients, and if hidden is wider than x, it writes gate's and up's into one array."""
     recipe = jgg.Recipe.blockwise()
 
     def loss(x, wi_0, wi_1, wo, b0, sizes):

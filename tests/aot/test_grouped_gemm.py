@@ -110,7 +110,7 @@ def test_traced_scales_cost_no_copy_of_the_operands(h200):
 def test_rows_off_16_bytes_are_padded(h200):
     program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 10, 64), (64, 64, 64)]))
     assert program.kernels == {"grouped_gemm": 1}
-    # Only the first problem's operands are padded: k is 10 in both, and lhs has rows of k elements.
+    # Only the first problem is padded: rows of lhs have k = 10 elements, and rhs gets the same k.
     assert len(program.computed_operands()) == 2
 
 

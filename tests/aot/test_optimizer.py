@@ -14,7 +14,7 @@ from tests.support.aot import FREE
 
 E, D, F, T, K = 8, 1024, 512, 1024, 2
 RECIPE = jgg.Recipe()
-SMALL = 2**15  # what scalars, flags and constants take
+SMALL = 2**15  # bytes that scalars, flags and constants may take
 
 
 def array(shape, dtype=jnp.float32):

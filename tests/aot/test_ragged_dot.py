@@ -238,7 +238,7 @@ class TestGradients:
 
     @RAGGED_MAJOR
     def test_of_second_order_copy_no_operand(self, op, transpose_rhs, h200):
-        """Differentiates both cotangents with respect to lhs, rhs and the result's cotangent."""
+        """Derivatives of both cotangents by lhs, rhs and the cotangent copy no operand."""
         majors = dict(transpose_rhs=transpose_rhs)
 
         def second(lhs, rhs, sizes, cotangent, lhs_direction, rhs_direction):

@@ -8,7 +8,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.lax import ragged_dot, ragged_dot_general  # as other packages import them
+from jax.lax import ragged_dot, ragged_dot_general  # imported by name, as in other packages
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
@@ -166,7 +166,7 @@ class TestReplaceLax:
         assert not is_ours(ragged_dot, *operands)
 
     def test_what_ours_does_not_offer(self, operands):
-        """JAX itself computes what we do not offer: sums over a ragged and another dimension."""
+        """JAX itself computes products that we lack: sums over the ragged and another dimension."""
         x, sizes = operands[0].reshape(24, 4, 4), operands[2]
         numbers = jax.lax.RaggedDotDimensionNumbers((((0, 1), (0, 1)), ((), ())), [0], [])
         want = ragged_dot_general(x, x, sizes, numbers)

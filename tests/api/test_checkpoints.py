@@ -143,7 +143,7 @@ def test_gpt_oss_against_transformers(rng):
         num_experts_per_tok=2,
         num_hidden_layers=1,
     )
-    config._experts_implementation = "eager"  # a whole model sets this, one module does not
+    config._experts_implementation = "eager"  # set by a whole model, but not by one module
     tensors = gpt_oss_tensors(rng, 4, 96, 160, layer=0)
     own = {name.removeprefix("model.layers.0.mlp."): x for name, x in tensors.items()}
     module = modeling.GptOssMLP(config).to(torch.float32)

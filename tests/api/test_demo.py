@@ -42,13 +42,13 @@ def tiny(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Finished runs of this module by preset and options, which determine the results of a run."""
+    """Returns a cache of runs. Its keys are preset and options, which determine a run's results."""
     return {}
 
 
 @pytest.fixture
 def trained_once(trained, monkeypatch):
-    """Trains once for equal presets and options, in tests that change nothing in the training."""
+    """Makes `train` return the earlier run with equal preset and options, if there is one."""
     from jax_grouped_gemm.demo import train as training
 
     train = training.train
@@ -64,7 +64,7 @@ def trained_once(trained, monkeypatch):
 
 @pytest.fixture
 def library(tmp_path):
-    """A folder with 40 files, 2 of which will be held out, and with tests and packages to skip."""
+    """Returns a folder with 40 files (2 will be held out), and with tests and packages to skip."""
     for index in range(40):
         (tmp_path / f"module{index:02}.py").write_text(f"value = {index}\n")
     for directory in ("test", "site-packages"):
@@ -338,7 +338,7 @@ def test_presets_fit_their_heads():
 
 class TestDevices:
     def test_trains_as_one_device_does(self, tiny, trained_once, capsys, tmp_path):
-        """Training has the losses of one device if four devices divide experts and tokens."""
+        """Four devices that divide experts and tokens train with the losses of one device."""
         runs = []
         for devices in ("1", "4"):
             main(["--steps", "25", "--devices", devices, "--output", str(tmp_path / devices)])

@@ -211,7 +211,7 @@ class TestMeshes:
 
 class TestOptions:
     def test_unchecked_shard_map(self, rng):
-        """With check_vma=False types show no mesh axes, so the layer assumes that tokens differ."""
+        """Types name no axes with check_vma=False, so the layer assumes that tokens are split."""
         given = operands(rng)
 
         def on_device(x, experts, weights, *matrices):
@@ -230,7 +230,7 @@ class TestOptions:
         np.testing.assert_array_equal(jax.jit(mapped)(*given), expected)
 
     def test_router_weights_on_either_side(self, rng):
-        """Weights of rows multiply the results in all other tests."""
+        """Router weights multiply the rows of x here, and the results in all other tests."""
         given, options = operands(rng), dict(apply_router_weight_on_input=True)
         cotangent = jnp.asarray(rng.integers(-2, 3, (T, D)), jnp.float32)
         layers = ep.one_device(**options), parallel(mesh_of(expert=4), **options)
@@ -238,7 +238,7 @@ class TestOptions:
 
     @STRATEGIES
     def test_fp8(self, strategy, rng):
-        """FP8 results are close to those of one device, where some scales depend on other rows."""
+        """FP8 results are only close to one device's: some scales depend on other rows there."""
         given = [
             x if x.dtype == jnp.int32 else x.astype(jnp.bfloat16)
             for x in operands(rng, embed=128, hidden=128)
@@ -263,7 +263,7 @@ class TestOptions:
     @pytest.mark.parametrize("chunks", [1, 2])
     @STRATEGIES
     def test_a_buffer_that_is_too_small_drops_and_counts(self, strategy, chunks, rng):
-        """Each device has room for half of the rows that it would get from balanced experts."""
+        """Rows that do not fit are dropped and counted. Half of a balanced device's rows fit."""
         given = operands(rng, bias=[9, 8, 0, 0, 0, 0, 0, 0])
         mesh, stats = mesh_of(expert=4), []
         options = dict(buffer_factor=0.5, stats=stats, chunks=chunks, strategy=strategy)

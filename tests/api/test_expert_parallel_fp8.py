@@ -90,7 +90,7 @@ def test_quantised_weights_are_those_of_one_device(name, rng):
 def test_what_is_refused(options, quantized, error, message, rng):
     x, logits, matrices, _ = operands(rng)
     x, matrices = x[:, :192], (*(w[:, :192] for w in matrices[:2]), matrices[2][..., :192])
-    # Shapes decide, so nothing is computed.
+    # The layer checks only shapes and types, so nothing is computed.
     quantize = functools.partial(jax.eval_shape, jgg.quantize_mlp)
     q = quantize(*matrices)
     q = {

@@ -47,7 +47,7 @@ MESHES = {
 }
 
 
-# Explicit axes of "fsdp and tensor" have what "expert", "fsdp" and "tensor" have.
+# For explicit axes, "fsdp and tensor" also covers "expert", "fsdp" and "tensor".
 EXPLICIT = "data, expert", "tokens along tensor", "fsdp and tensor", "experts along two"
 
 
@@ -124,7 +124,7 @@ def mapped_on_one_device(axes):
 @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
 @pytest.mark.parametrize("mapped", [0, 3, 5], ids=["x", "wi_0", "wo"])
 def test_vmap_of_one_operand(mapped, strategy, rng):
-    """`jax.vmap` may map one operand alone, also if nested as in second derivatives by `jacrev`."""
+    """`jax.vmap` may map one operand alone. Second derivatives by `jacrev` nest two such maps."""
     given = list(operands(rng))
     axes = [0 if i == mapped else None for i in range(len(given))]
     given[mapped] = np.stack([given[mapped], 2 * given[mapped]])

@@ -30,7 +30,7 @@ def equal(one, other):
 
 
 def quantisations(function, *operands):
-    """Counts the operations of a program that quantise weights; one in a loop counts once."""
+    """Counts a program's operations that quantise weights. An operation in a loop counts once."""
     counts = count_primitives(jax.make_jaxpr(function)(*operands).jaxpr)
     return counts["quantize_blocks"] + counts["quantize_joined"]
 
@@ -69,7 +69,7 @@ class TestLinen:
 
         gradient = jax.grad(loss)
         assert quantisations(gradient, params, quantized) == 0
-        assert quantisations(gradient, params, {}) == 4  # wi and wo, and both again under remat
+        assert quantisations(gradient, params, {}) == 4  # wi and wo, which remat quantises again
         equal(*jax.jit(lambda *a: (gradient(*a), gradient(a[0], {})))(params, quantized))
 
     def test_accumulation_quantises_once(self, x, rng):
@@ -136,7 +136,7 @@ class TestNnx:
             equal(getattr(model, name)[...], getattr(plain, name)[...])
 
     def test_variables(self, x, rng):
-        """Quantised weights are no parameters, and a layer without a recipe has none."""
+        """Quantised weights are no parameters, and without a recipe there are no such weights."""
         model = self.layer(rng)
         assert not nnx.state(model, jgg_flax.nnx.Quantized)
         jgg_flax.nnx.quantize(model)
@@ -154,7 +154,7 @@ class TestNnx:
         assert without.quantized is None
 
     def test_restored_from_a_checkpoint(self, x, rng, tmp_path):
-        """State can be restored from the dictionaries that checkpoints give without a target."""
+        """State can be restored from nested dictionaries, which Orbax returns without a target."""
         checkpoint = pytest.importorskip("orbax.checkpoint")
         model, other = self.layer(rng), self.layer(rng)
         jgg_flax.nnx.quantize(model)

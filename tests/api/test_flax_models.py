@@ -87,8 +87,8 @@ def test_models(masked, library, model, rng, bias, cotangent, x, mask):
     check(rng, model, layer, bias, cotangent, x, mask if masked else None)
 
 
-# Every model with both kinds of axes, strategies and libraries, and every strategy with both
-# libraries.
+# The next two tests together run each model with both kinds of axes, both strategies and both
+# libraries, and each strategy with both libraries.
 OVER_A_MESH = [
     ("deepseek_v3", "nnx", "ragged_all_to_all"),
     ("gpt_oss", "linen", "all_gather"),
@@ -101,7 +101,7 @@ OTHER = dict(
 
 @pytest.mark.parametrize("model, library, strategy", OVER_A_MESH)
 def test_over_a_mesh(strategy, library, model, mesh, rng, bias, cotangent, x, mask):
-    """Padding differs from device to device, and one device has no real tokens."""
+    """Masks of a layer over a mesh may differ by device. One device has no real tokens."""
     layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
     check(rng, model, layer, bias, cotangent, x, mask)
 
@@ -183,7 +183,7 @@ def test_no_real_token(library, rng, bias, cotangent, x):
 
 @LIBRARIES
 def test_bfloat16_experts_with_float32_biases(library, rng, bias, x):
-    """The router stays in float32, and biases do not widen the result."""
+    """With bfloat16 experts, the router stays in float32, and biases do not widen the result."""
     params = parameters(rng, "gpt_oss")
     expected, losses = layer_of(library, "gpt_oss", bias)(params, x)
     y, got = layer_of(library, "gpt_oss", bias, dtype=jnp.bfloat16)(params, x)

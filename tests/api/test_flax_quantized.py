@@ -60,7 +60,7 @@ def test_nnx(rng, name, options):
     # The state has all quantised weights, so a merged layer has the same results.
     graph, state = nnx.split(layer)
     np.testing.assert_array_equal(nnx.merge(graph, state)(x)[0], layer(x)[0])
-    our_nnx.quantize(layer, name, **options)  # changes nothing, as all are quantised
+    our_nnx.quantize(layer, name, **options)  # changes nothing, as all weights are quantised
     np.testing.assert_array_equal(layer(x)[0], got)
 
 

@@ -209,7 +209,7 @@ def test_expert_parallel(rng):
 
 @pytest.mark.parametrize("wgrad", ["fp8", "bf16"])
 def test_rows_that_no_expert_owns_may_hold_anything(wgrad, rng):
-    """Rows past `count`, which layers over several devices have, may hold NaN."""
+    """Rows past `count`, as in layers over several devices, may hold NaN."""
     one = case(rng, tokens=40, embed=136, hidden=264)
     recipe = jgg.Recipe(wgrad=wgrad, dgrad=wgrad)
     matrices = dict(wi_0=one.wi_0, wi_1=one.wi_1, wo=one.wo)

@@ -174,7 +174,7 @@ class TestTransformations:
         check_grads(jax.jit(function), operands, order=2, modes=("fwd", "rev"))
 
     def test_gradient_of_one_operand_of_one_problem(self, rng):
-        """The other operands have symbolic zeros as tangents, for which no product is computed."""
+        """Operands that are not differentiated have symbolic zeros as tangents: no product."""
         problems = random_list(rng, [(2, 3, 4), (3, 1, 2), (2, 2, 2)], np.float64)
 
         def function(x):
@@ -188,7 +188,7 @@ class TestTransformations:
     @pytest.mark.parametrize(
         "mapped, transpose_lhs, transpose_rhs",
         [
-            # A mapped axis may fold into rows of lhs, whatever `transpose_rhs` is.
+            # A mapped axis may fold into rows of lhs for either `transpose_rhs`, so test only one.
             (mapped, transpose_lhs, (i + transpose_lhs) % 2 == 1)
             for (i, mapped), transpose_lhs in product(enumerate(MAPPED), (False, True))
         ],
@@ -329,7 +329,7 @@ def test_stored_transposed(rng):
 
 @pytest.mark.parametrize("maps_lhs, maps_rhs", [(True, False), (False, True), (True, True)])
 def test_nothing_is_mapped_over(maps_lhs, maps_rhs):
-    """vmap over an axis of size zero gives empty results, like the rest of JAX."""
+    """vmap over an axis of size zero gives empty results, as for JAX's own functions."""
     lhs, rhs = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
     operands = [
         np.ones((0, *x.shape), x.dtype) if is_mapped else x

@@ -72,7 +72,7 @@ class TestPromotion:
 
     @EVERY_RECIPE
     def test_programs_of_mixed_dtypes(self, options, rng):
-        """Programs compile, and all results and gradients are finite."""
+        """Programs of mixed dtypes compile, and all results and gradients are finite."""
         factors = operands(rng, (BF16, F32, F16, BF16))
         every = functions(rng, **options)
 

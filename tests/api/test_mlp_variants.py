@@ -137,7 +137,8 @@ def check(one: Variant, rng, activation="silu", tolerance=3e-5):
         np.testing.assert_allclose(got, want, atol=bound, err_msg=name)
 
 
-# What is clipped has an up projection. Gate and up in one matrix become two before the activation.
+# Clipped activations need an up projection. If gate and up are in one matrix, their results are
+# separated before the activation, so two activations suffice.
 OF_FORM = dict(two=mlp.ACTIVATIONS, both=("silu", "swiglu_oai"), alone=mlp.UNCLIPPED)
 
 
@@ -208,7 +209,7 @@ def test_what_no_group_owns_is_never_read(form, rng):
 
 @FORM
 def test_what_is_kept(form, rng):
-    """Besides operands and indices, 4 m F bytes are kept (gate and up), or 2 m F (gate alone)."""
+    """Gradients keep operands, indices, and gate and up of 4 m F bytes (2 m F without up)."""
     one = variant(rng, form, dtype=BF16)
     leaves = jax.tree.leaves(jax.eval_shape(lambda f: jax.vjp(one.run, f)[1], one.factors))
     factors = [(x.shape, x.dtype) for x in one.factors.values()]
@@ -223,7 +224,7 @@ def inner(one, other):
 
 @FORM
 def test_derivatives_of_any_order(form, rng):
-    """Second derivatives are float64 differences of exact values and of exact gradients."""
+    """Second derivatives match float64 differences of exact values and of exact gradients."""
     one, direction = (variant(rng, form, tokens=8, sizes=[5, 0, 3, 2, 4]) for _ in range(2))
     cotangent = rng.standard_normal((16, D))
     with jax.enable_x64(True):
@@ -242,7 +243,7 @@ def test_derivatives_of_any_order(form, rng):
             ]
             return jax.jvp(tangent, (factors,), (along,)), gradient(factors), twice
 
-        # Steps of no length make the operands float64.
+        # A step of length 0 keeps the operands' values, and makes them float64.
         (first, second), gradient, twice = derivatives(
             one.moved(direction, 0).factors, direction.moved(direction, 0).factors
         )

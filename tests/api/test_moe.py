@@ -107,7 +107,7 @@ class TestPermutation:
         np.testing.assert_allclose(moe.combine(rows, order, K), K * x, rtol=1e-6)
 
     def test_gradients_are_the_transposed_permutation(self, rng):
-        """Derivatives up to the third order, forward and reverse, match finite differences."""
+        """Derivatives of `permute_rows`, up to the third order in both modes, match differences."""
         with jax.enable_x64(True):
             rows = jnp.asarray(rng.standard_normal((9, 3)))
             permutation = rng.permutation(9)
@@ -121,7 +121,7 @@ class TestPermutation:
             check_grads(cubed, (rows,), order=3, eps=1e-5)
 
     def test_backward_pass_scatters_no_rows(self, rng):
-        """Gradients need no scatter-add of [T*k, D] rows, slow and not reproducible on GPUs."""
+        """Gradients need no scatter-add of [T*k, D] rows, which GPUs do slowly and in any order."""
         x, logits, *weights = layer_inputs(rng)
         routing = moe.route(logits, K)
 

@@ -25,7 +25,7 @@ def plain(x, steps=5):
 
 
 def spread(rng, shape):
-    """Returns matrices with singular values from 0.05 to 1; random ones may have some near 0."""
+    """Returns matrices with singular values of 0.05 to 1. Random matrices may have some near 0."""
     u, _, vt = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
     return ((u * np.geomspace(1, 0.05, u.shape[-1])) @ vt).astype(np.float32)
 
@@ -50,7 +50,7 @@ def test_singular_values_are_near_one(rng):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32], ids=str)
 @pytest.mark.parametrize("method", ["standard", "auto"])
 def test_tiny_matrices(method, dtype, rng):
-    """Tiny matrices give finite results: experts without tokens for long have such gradients."""
+    """Tiny matrices, such as gradients of experts that long had no tokens, give finite results."""
     x = jnp.asarray(rng.standard_normal((3, 16, 40)), jnp.float32)
     scales = [1.0, 1e-12, 1e-18, 1e-20, 1e-25, 1e-33]
     xs = [x * scale for scale in scales]

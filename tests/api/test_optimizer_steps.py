@@ -14,7 +14,7 @@ SHAPES = [(3, 128, 256), (2, 300, 136), (1, 64, 13)]
 @FORMATS
 @pytest.mark.parametrize("kinds", steps.MOMENTS)
 def test_adamw(kinds, fp8, power_of_two, rng):
-    """Dtypes of moments and formats each have all shapes, but not each pair of them has."""
+    """Each format, and each choice of dtypes, has all shapes. A pair of both has some shapes."""
     first = (steps.MOMENTS.index(kinds) % 2 == 0) != power_of_two
     for shape in SHAPES[:2] if first else SHAPES[2:]:
         steps.check_adamw(rng, shape, fp8, kinds, power_of_two=power_of_two)

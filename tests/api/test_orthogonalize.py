@@ -198,7 +198,7 @@ class TestMethods:
 class TestAuto:
     def test_by_the_shape_of_a_matrix(self):
         def is_gram(*shape, **options):
-            """Looks for symmetric products of two factors, which only Gram Newton-Schulz has."""
+            """Returns whether there are symmetric products of two factors, as only "gram" has."""
             jaxpr = jax.make_jaxpr(lambda x: orthogonalize([x], **options))(
                 jax.ShapeDtypeStruct(shape, jnp.float32)
             )

@@ -147,7 +147,7 @@ def test_whatever_is_split(rng, kind, splits):
 @pytest.mark.parametrize("name", ["mxfp4", "int8"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_mlps_whose_rows_are_split(rng, kind, name):
-    """Each device computes its own rows, and nothing is gathered."""
+    """Each device computes the MLP of its own rows, and nothing is gathered."""
     packed, x = mlp_weights(rng, name), rows(rng)
     want = jax.jit(jgg.ragged_mlp)(x, *packed, SIZES)
     mesh = jax.make_mesh((2,), ("i",), (kind,))

@@ -16,8 +16,8 @@ from tests.support.quantized import EMBED, EXPERTS, HIDDEN, SIZES, grouped, rout
 
 OF_ROWS = ["fp8_1x128", "fp8_row", "fp8_tensor"]
 OF_WEIGHTS = ["fp8_128x128", "columns", "fp8_tensor"]
-# Every pair of scalings, half of them with transposed weights. Both directions meet every scaling
-# of rows and every scaling of weights, also of those whose sums may be fast.
+# All pairs of scalings. Every other pair has transposed weights, so that each scaling is tested
+# with both layouts. This also holds among the pairs whose scales are constant along k.
 SCALINGS = [
     (rows, weights, (i + j) % 2 == 1)
     for i, rows in enumerate(OF_ROWS)

@@ -191,7 +191,7 @@ def test_expert_parallel_schedules(rng, options):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-# Operands of a mesh with explicit axes are placed an array at a time. These formats have arrays of
+# Over explicit axes, arrays are placed one by one. Two formats suffice, because their arrays have
 # every rank.
 SPLIT = [*((name, False) for name in FORMATS), ("mxfp4", True), ("int8", True)]
 
@@ -201,7 +201,7 @@ SPLIT = [*((name, False) for name in FORMATS), ("mxfp4", True), ("int8", True)]
 )
 def test_packed_bytes_that_are_split(rng, name, explicit):
     """Weights that are split along experts, k and n are gathered in their packed form."""
-    size = 256  # of which devices have whole blocks
+    size = 256  # devices then have whole blocks
     pairs = [weights(rng, name, (EXPERTS, size, size)) for _ in range(3)]
     packed, arrays = zip(*pairs, strict=True)
     x, dy = rng.standard_normal((2, 16, size)).astype(np.float32)

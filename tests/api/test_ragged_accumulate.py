@@ -258,7 +258,7 @@ class TestPlans:
     @pytest.mark.parametrize("rows", [64, 512, 8192])
     @pytest.mark.parametrize("dtype", [BF16, F16])
     def test_are_those_of_the_product(self, rows, dtype):
-        """With the default tile, the grid and the workspace are those of the product alone."""
+        """An accumulation has the grid and the workspace of the product with the default tile."""
         arguments = accumulation_shapes(8 * rows, 1024, 1536, 8, dtype)
         mine = planned(*arguments)
         (product,) = jgg.explain(

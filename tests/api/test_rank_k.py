@@ -21,7 +21,7 @@ G, N, K = 3, 7, 5
 EVERY = pytest.mark.parametrize("update", UPDATES, ids=repr)
 REAL = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
 DTYPES = [np.float32, np.float64, np.complex128]
-# Hermitian updates of real matrices are the symmetric ones, which a test of their own shows.
+# Hermitian updates of real matrices equal the symmetric updates, as another test shows.
 DOUBLE = [(update, np.complex128) for update in UPDATES] + [(SYRK, np.float64), (SYR2K, np.float64)]
 
 
@@ -53,7 +53,7 @@ class TestValues:
     def test_mirror_image_is_exact_in_optimised_code(self, update, dtype, rng):
         """The mirror image is exact however XLA fuses multiplications and additions."""
         a, b, c = operands(rng, dtype, n=70, k=33)
-        # Every update and every dtype meets both triangles.
+        # Alternate, so that every update and every dtype is tested with both triangles.
         turn = UPDATES.index(update) + DTYPES.index(dtype)
         uplo = ("lower", "upper")[turn % 2]
 
@@ -66,7 +66,7 @@ class TestValues:
         np.testing.assert_array_equal(out, update.flip(out))
 
     @pytest.mark.parametrize(
-        "uplo, symmetrize, transpose",  # every pair of their values
+        "uplo, symmetrize, transpose",  # all pairs of values of two options
         [
             ("lower", False, False),
             ("lower", True, True),

@@ -80,7 +80,7 @@ def forward_alone(monkeypatch):
 
 class TestLayers:
     def test_small_layers_are_those_without_a_recipe(self, rng):
-        """Values and gradients equal those without a recipe; second derivatives are finite."""
+        """Small layers with a recipe have bf16 layers' bits, and finite second derivatives."""
         operands = layer_operands(rng)
         equal(compiled(gradients, *operands, recipe=RECIPE), gradients_in_bf16(*operands))
         assert choices(gradients, *operands, recipe=RECIPE) == ["training"]
@@ -105,7 +105,7 @@ class TestLayers:
         equal(compiled(gradients, *operands, recipe=recipe), gradients_in_bf16(*operands))
 
     def test_what_is_asked_for_is_fp8(self, rng):
-        """FP8 is kept for weights in FP8 only, for a given `implementation`, and for float32."""
+        """Layers stay in FP8 if all weights are FP8, x is float32, or `implementation` is set."""
         x, logits, matrices = operands = layer_operands(rng)
         quantized = jgg.quantize_mlp(*matrices, RECIPE)
         frozen = [jgg.quantize(w, "fp8_128x128", layout="rows") for w in matrices]
@@ -128,7 +128,7 @@ class TestLayers:
         assert multiplies_in_fp8(gradient, *mixed, recipe=RECIPE)
 
     def test_weights_quantised_before(self, rng):
-        """If bf16 matrices are given too, results have the bits of layers without a recipe."""
+        """If bf16 is faster, layers that get quantised and bf16 weights use the bf16 weights."""
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         for function, in_bf16 in ((layer, layer_in_bf16), (gradients, gradients_in_bf16)):
@@ -143,7 +143,7 @@ class TestLayers:
                     function(*operands, **wrong)
 
     def test_weights_quantised_before_training(self, training_alone, rng):
-        """A forward pass alone runs in FP8; with gradients, everything runs in bf16."""
+        """If bf16 is faster only in training, training is in bf16, and a forward pass in FP8."""
         operands = layer_operands(rng)
         options = dict(recipe=RECIPE, quantized=jgg.quantize_mlp(*operands[2], RECIPE))
         assert choices(layer, *operands, **options) == []
@@ -166,7 +166,7 @@ class TestLayers:
         assert multiplies_in_fp8(gradient, *operands, **options)
 
     def test_the_forward_pass_alone(self, forward_alone, rng):
-        """A forward pass alone runs in bf16; with gradients, the value too is computed in FP8."""
+        """If bf16 is faster only without gradients, training computes its values in FP8 too."""
         operands = layer_operands(rng)
         assert choices(layer, *operands, recipe=RECIPE) == ["alone"]
         equal(compiled(layer, *operands, recipe=RECIPE), layer_in_bf16(*operands))

@@ -282,7 +282,7 @@ NAMED = pytest.mark.parametrize("scoring", SCORES)
 @pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("low", [-20, -45, -80, -100, -250, -5000])
 def test_logits_far_below_zero(scoring, renormalize, low, rng):
-    """Values and gradients match float64, which uses -250 for -5000, where it would underflow."""
+    """Values and gradients match float64. Logits of -5000 become -250 there, to avoid underflow."""
     logits = low + rng.uniform(-1, 1, (T, E))
     shifted = logits if low > -300 else logits - low - 250
 

@@ -158,7 +158,7 @@ class TestPoison:
     @POISON
     @pytest.mark.parametrize("group", [0, 1, 3, 4])
     def test_of_a_group_stays_in_it(self, op, poison, group, rng):
-        """Group 1 is empty: its weights and cotangent must not reach any result."""
+        """NaN and Inf of a group reach only its own results. Group 1 is empty and has none."""
         lhs, rhs, cotangent = operands(op, rng)
         clean = [op.call(lhs, rhs, SIZES), *op.cotangents(lhs, rhs, SIZES, cotangent)]
         end = int(SIZES[: group + 1].sum())
@@ -177,7 +177,7 @@ class TestPoison:
     @BOTH_OPS
     @POISON
     def test_outside_the_window_goes_nowhere(self, op, poison, rng):
-        """Groups 3 and 4 are in the window; rows of other groups and of the tail are poison."""
+        """NaN and Inf in rows outside of the window, which has groups 3 and 4, reach no result."""
         lhs, rhs, cotangent = operands(op, rng, g=2 if op is NONCONTRACTING else G)
         clean = [op.call(lhs, rhs, SIZES, 3), *op.cotangents(lhs, rhs, SIZES, cotangent, 3)]
         for array in (lhs, rhs, cotangent):

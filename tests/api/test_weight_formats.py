@@ -25,8 +25,8 @@ FORMATS = [
     for name, options in FORMATS
 ]
 SHAPES = [(2, 64, 64), (2, 33, 5), (1, 257, 130), (0, 64, 64), (2, 2, 40, 8)]
-# All pairs of formats and shapes, except that half of the pairs of int4 have zero points. 257 rows
-# in groups of 32 have them, because their padding goes beyond the last group.
+# All pairs of formats and shapes. For int4, a pair of group size and shape either has zero points
+# or not. 257 rows in groups of 32 have them, because the rows' padding goes beyond the last group.
 PACKED = [
     (name, options, shape)
     for index, shape in enumerate(SHAPES)
@@ -245,7 +245,7 @@ def test_quantize(rng, name, options):
     largest = np.abs(groups).max(2)
     if name == "mxfp4":
         step = 2.0 ** (np.floor(np.log2(np.where(largest, largest, 1))) - 2)
-        # Half of the widest step, which is 2 scales; or the distance to the limit of 6 scales.
+        # An error is at most half of the widest step of 2 scales, or the distance to 6 scales.
         bound = np.maximum(step, largest - 6 * step)
     elif name == "int4":
         span = groups.max(2).clip(0) - groups.min(2).clip(None, 0)

@@ -19,7 +19,7 @@ def cases() -> list[fit.Case]:
 
 
 def test_choices_are_as_good_as_those_that_were_measured(cases):
-    """Choices take at most 1 % longer than those of the records, or 2 % for one kind of problem.
+    """Chosen programs take at most 1 % longer than those of the records, 2 % for a kind of problem.
 
     Four earlier models, whose constants were set by hand, made the choices of the records.
     """
@@ -30,7 +30,7 @@ def test_choices_are_as_good_as_those_that_were_measured(cases):
 
 
 def test_clear_cases_are_right(cases):
-    """If one of XLA and the kernel takes 1.5 times as long, few choices are wrong, by few us."""
+    """If the times of XLA and the kernel differ 1.5-fold, few choices are wrong, by few us."""
     factors = fallback.coefficients()
     measured = [case for case in cases if case.pair.xla_us and case.fits]
     times = np.array(

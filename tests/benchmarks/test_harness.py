@@ -299,7 +299,7 @@ def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
 
 
 def test_a_peer_without_memory_beside_the_others_ends_no_case():
-    """A peer fails that is right when it runs alone, but gets no memory after all are prepared."""
+    """A peer that gets no memory once all peers are prepared fails alone. Other peers go on."""
 
     class Greedy(FakePeer):
         def prepare(self, problem, lhs, rhs, group_sizes):

@@ -15,7 +15,7 @@ from tests.support import weight_formats as oracle
 
 @pytest.fixture(scope="module")
 def page():
-    """The names that the page's code blocks define."""
+    """Returns the names that the page's code blocks define, with their values."""
     namespace = {"__name__": "page"}
     for _, block in blocks(ROOT / "docs" / "tutorials" / "gpt_oss.md", "python"):
         exec(block, namespace)

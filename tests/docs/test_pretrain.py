@@ -264,7 +264,7 @@ def test_active_parameters_are_those_of_the_model():
 
 @pytest.mark.parametrize("flags, stock", [((), False), (("--stock",), True)])
 def test_a_model_that_is_too_large_ends_with_a_sentence(flags, stock, monkeypatch):
-    """JAX raises the same error if memory is short at compilation and at run time."""
+    """The error of a step without memory becomes a sentence. JAX raises it at compilation too."""
 
     def make_step(*_, **__):
         def step(*_):

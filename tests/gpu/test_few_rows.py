@@ -69,7 +69,7 @@ def test_experts_without_an_up_projection(tile, rng):
         if activation in mlp.CLIPPED:
             shift = mlp.CLIPPED[activation][2]
             value = mlp.activated(activation, gate, np.zeros_like(gate))[0]
-            assert shift in (0.0, 1.0)  # is added to up, which this layer lacks
+            assert shift in (0.0, 1.0)  # added to up, but this layer has no up
         else:
             value = mlp.activated(activation, gate, gate)[0]
         error = np.linalg.norm(np.asarray(got, np.float64) - value)

@@ -195,7 +195,7 @@ class TestRange:
     @BOTH_OPS
     @pytest.mark.parametrize("precision, bits", [("default", 39), ("highest", 50)])
     def test_elements_fade_below_the_largest_of_their_group(self, op, precision, bits, rng):
-        """The documented limit: errors follow a group's largest elements, not |lhs| |rhs| alone."""
+        """As documented, errors depend on a group's largest elements, not on |lhs| |rhs| alone."""
         lhs, rhs, _ = operands(op, rng)
         for x in (lhs, rhs):
             x[...] = np.copysign(2.0 ** rng.uniform(-60, 0, x.shape), x)
@@ -247,7 +247,7 @@ class TestNonFinite:
     def test_never_reaches_another_group(
         self, op, transpose_lhs, transpose_rhs, precision, poison, rng
     ):
-        """Values of one group, or of the tail, change no bit of other results in any product."""
+        """No value of a group, or of the tail, changes a bit of the results of other groups."""
         flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, precision=precision)
         arrays = operands(op, rng)
 
@@ -318,7 +318,7 @@ class TestSurroundings:
     @MAJORS
     @PRECISIONS
     def test_every_element_is_written(self, op, transpose_lhs, transpose_rhs, precision, rng):
-        """The result takes over memory that holds NaN, and so does the workspace."""
+        """Result and workspace take over memory full of NaN, so unwritten elements would be NaN."""
         options = dict(
             transpose_lhs=transpose_lhs,
             transpose_rhs=transpose_rhs,

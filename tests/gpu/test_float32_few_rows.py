@@ -105,7 +105,7 @@ class TestMajors:
             check(lhs, rhs, sizes, transpose_rhs=transpose_rhs, precision=precision)
 
     def test_every_element_is_written(self, transpose_rhs, precision, rng):
-        """The result takes over memory that holds NaN."""
+        """The result takes over memory full of NaN, so an unwritten element would be NaN."""
 
         @partial(jax.jit, donate_argnums=3, keep_unused=True)
         def into(lhs, rhs, sizes, memory):
@@ -175,7 +175,7 @@ class TestAccuracy:
 
     @PRECISIONS
     def test_bits_below_those_of_bfloat16_fade(self, precision, rng):
-        """The documented limit: the parts of an element leave out at most 2^-133 of it."""
+        """As documented, the parts of an element may leave out up to 2^-133 in absolute terms."""
         lhs, rhs, _ = operands(rng)
         lhs[...] = np.copysign(2.0 ** rng.uniform(-140, -100, lhs.shape), lhs)
         rhs[...] = np.copysign(2.0 ** rng.uniform(60, 100, rhs.shape), rhs)

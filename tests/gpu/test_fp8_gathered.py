@@ -32,10 +32,10 @@ def tokens_and_rows(rng, tokens, rows, k, dtype):
 @DTYPES
 @OUTPUTS
 def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypatch):
-    """Results agree bit for bit, for all groups and for some of them.
+    """Products that read tokens in place have the bits of products of copied rows.
 
-    Some products have columns that are no multiple of the tile, or more columns than plans read
-    tokens in place for.
+    Some products have a window of the groups, columns that are no multiple of the tile, or so many
+    columns that plans would choose copies.
     """
     monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.FP8_TILES_IN_PLACE", 4)
     for tokens, rows, k, n, sizes in [

@@ -104,7 +104,7 @@ def test_any_group_sizes(tile, rng):
 
 @TILES
 def test_more_steps_than_stages(tile, rng):
-    """Groups give rows to one consumer warpgroup, to both, or to none."""
+    """Sums have more steps than stages. Groups have rows for one, both or no consumer warpgroup."""
     k, n, groups = 128 * 11 + 48, 520, 200
     sizes = rng.choice([0, 1, 63, 64, 65, 100, 128, 129, 300], groups)
     m = int(sizes.sum())
@@ -240,7 +240,7 @@ class TestContracting:
 
     @CONTRACTING_TILES
     def test_more_steps_than_stages(self, tile, rng):
-        """Only one consumer warpgroup has rows of results."""
+        """Groups have more steps than stages. In the last tiles, only one consumer has rows."""
         m, k, n = 4000, 320, 520
         sizes = np.array([1700, 0, 1, 1100, 129, 900, 30])
         self.check(self.operands(rng, sizes, m=m, k=k, n=n), sizes, m=m, tile=tile)

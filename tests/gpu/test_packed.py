@@ -53,7 +53,7 @@ def packed(rng, shape, format, options):
 
 
 def exact(q):
-    """Returns in float64 what a kernel multiplies. It rounds only int4 to bfloat16."""
+    """Returns, in float64, the weights that kernels multiply: int4 is rounded to bfloat16."""
     return np.asarray(q.dequantize(BF16 if q.format.name == "int4" else jnp.float32), np.float64)
 
 
@@ -136,7 +136,7 @@ def test_every_code(format, rng):
     number = ~np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(got.view(np.uint16)[number], want.view(np.uint16)[number])
     assert np.isnan(got.astype(np.float32)[~number]).all()
-    # A column with a NaN has no other results, because zeros times NaN are NaN.
+    # All results of a column with a NaN are NaN, because zero times NaN is NaN.
     want = np.where(number.all(axis=0), want.astype(np.float32), np.nan)
     for schedule in MEAN_ROWS:
         k = len(want)

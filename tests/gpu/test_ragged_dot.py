@@ -85,7 +85,7 @@ class TestGroupSizes:
     @BOTH_OPS
     @MAJORS
     def test_any(self, op, transpose_lhs, transpose_rhs, tile, rng):
-        """Many sizes are tested for each pair of majors, which end a group's rows differently."""
+        """Kernels end a group's rows differently for each pair of majors, so sizes are many."""
         # Noncontracting tiles have several steps along k. Contracting products have one or two
         # tiles a group.
         lhs, rhs, _ = operands(op, rng, k=72 if op is CONTRACTING else K, n=136)

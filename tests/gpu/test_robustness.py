@@ -39,7 +39,7 @@ def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
 @MAJORS
 @BOTH_OPS
 class TestPoisonedNeighbours:
-    """NaN and Inf of one group, or of the tail, change no bit of other results in any product."""
+    """NaN and Inf of one group, or of the tail, change no bit of the results of other groups."""
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
     def test_in_the_tail(self, op, poison, transpose_lhs, transpose_rhs, tile, rng):

@@ -17,7 +17,7 @@ ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-23}
 # Rows have one element, an odd width, fewer vectors of 16 bytes than a warp has threads, or more
 # than a thread block has.
 WIDTHS = [1, 13, 24, 96, 520, 2048, 2880, 4104, 7167]
-CASES = 6  # for each shape, which every test draws anew
+CASES = 6  # random pairs for the shape that a test draws
 
 
 def cases(rng, width, dtype, number=CASES, *, counted=True):

@@ -65,7 +65,7 @@ def test_one_hot_group(dtype, out_dtype, tile, schedules, rng):
         check(schedules, lhs, rhs, sizes_of.one_hot(m - 5 * hot, groups, hot), tile, out_dtype)
 
 
-# These units give one chain, several chains in as many pieces as there are clusters for, chains
+# These numbers of units give one chain, several chains in as many pieces as clusters allow, chains
 # with and without tails, and whole waves before chains (`csrc/scheduler/chains.h`).
 @pytest.mark.parametrize("units", [1, 2, 7, 9, 16, 22, 24, 32, 33, 34, 48, 56, 65, 67, 90])
 def test_number_of_units(units, tile, schedules, rng):

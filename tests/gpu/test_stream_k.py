@@ -224,7 +224,7 @@ class TestWorkspace:
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
     def test_of_the_launch_before(self, tile, schedules, rng):
-        """Workspaces hold complete sums and right hints of other operands, at the same address."""
+        """The workspace holds the previous launch's sums and hints, which are of other operands."""
         memory = jnp.asarray(self.memory(rng, tile, "ones"))
         lists = cut_sizes(schedules, rng, 3, tile)
         offset, results = np.zeros(1, np.int32), []

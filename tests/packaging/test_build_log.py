@@ -26,10 +26,11 @@ def test_wgmma_stays_asynchronous_and_registers_move(log):
 
 
 def test_additions_of_fp8_products_are_paced():
-    # The build fails if a source to pace has no additions. Six sources are paced: forward products,
-    # forward products whose last wave is cut, those that read tokens in place, and weight gradients
-    # with scales of both operands, with scales of one, or with scales of one and two results. Each
-    # source has a kernel of at least 128 additions for each of three pairs of formats.
+    # The build fails if it finds no additions in a source whose additions it paces. There are six
+    # such sources. Three are for forward products: plain, with a cut last wave, and reading tokens
+    # in place. Three are for weight gradients: with scales of both operands, with scales of one,
+    # and with scales of one and two results. Each source has a kernel of at least 128 additions for
+    # each of three pairs of formats.
     if not any(log.name.startswith("scaled_") for log in LOGS):
         pytest.skip("built without FP8 kernels: JGG_TYPES")
     found = r"Additions paced: (\d+) instructions, (\d+) of one bank"

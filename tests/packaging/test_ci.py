@@ -13,7 +13,7 @@ def test_every_command_of_the_first_page_is_run():
     words = re.findall(r"^ *run_readme (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert len(commands) == len(words) == 3
     for word in words:
-        # The pattern of `run_readme`.
+        # CI's `run_readme` finds its command by this pattern.
         (command,) = (each for each in commands if re.match(f"pip install .*{word}", each))
         commands.remove(command)
     assert not commands

@@ -19,7 +19,7 @@ def rows(a: int = 2, *, b=True):
 
 def test_each_operation_has_tests():
     folders = (mutate.ROOT / mutate.PACKAGE / "_src").glob("*/__init__.py")
-    operations = {path.parent.name for path in folders} - {"note"}  # it computes nothing
+    operations = {path.parent.name for path in folders} - {"note"}  # which computes nothing
     assert operations == set(mutate.TESTS)
     for patterns in (mutate.COMMON, *mutate.TESTS.values()):
         assert all(list((mutate.ROOT / "tests").glob(pattern)) for pattern in patterns)
@@ -27,7 +27,7 @@ def test_each_operation_has_tests():
 
 def test_changes_of_operators_constants_and_conditions():
     found = mutate.changes(SOURCE)
-    assert {change.line for change in found} == {2, 3, 5}  # no text, and no annotation
+    assert {change.line for change in found} == {2, 3, 5}  # not texts and annotations
     tree = ast.dump(ast.parse(SOURCE))
     assert all(ast.dump(ast.parse(change.apply(SOURCE))) != tree for change in found)
     new = {change.new for change in found}

@@ -68,12 +68,12 @@ def test_products_have_kernels_of_one_order(k, n, g):
         assert RULE in str(plan)
         found |= set(names(product(m, k, n, g)))
     assert not any(RULE in str(plan) for plan in product(1, k, n, g))
-    if (k, n, g) in (SHAPES[0], SHAPES[3], SHAPES[4]):  # other plans cut sums, or take XLA
+    if (k, n, g) in (SHAPES[0], SHAPES[3], SHAPES[4]):  # default plans cut sums, or take XLA
         assert {name for name in found if "stream_k" in name or "xla" in name}
 
 
 def test_float32_has_one_kernel():
-    """The other float32 kernel scales all rows of a group alike, so rows affect each other."""
+    """One float32 kernel is batch invariant. The other gives all rows of a group one scale."""
     for m in COUNTS:
         (plan,) = product(m, 4096, 4096, 4, F32, batch_invariant=True)
         assert plan.kernel.name == "swapped_64x128"
@@ -93,7 +93,7 @@ def test_packed_weights_have_kernels_that_do_not_cut_sums(format):
 
 
 def test_packed_weights_that_no_kernel_reads_for_many_rows():
-    """Kernels for many rows need a k that 8 divides. Without one, a single row unpacks too."""
+    """Kernels for many rows need a k that 8 divides. Otherwise, weights are always unpacked."""
     q = packed(8, 100, 384)
     for m in COUNTS:
         found = names(product(m, 100, 384, 8, rhs=q, batch_invariant=True))
@@ -122,7 +122,7 @@ def test_layers_have_kernels_of_one_order(gradient):
             sums_rows = (
                 "contracting" in plan.problem.op.split("_non")[0] or "weight" in plan.problem.op
             )
-            if sums_rows:  # weight gradients sum over rows, and do not change
+            if sums_rows:  # plans of weight gradients, which sum rows, do not change
                 assert RULE not in str(plan)
                 continue
             assert plan.tile and plan.kernel.in_order(plan.kernel_problem) and RULE in str(plan)
@@ -138,7 +138,7 @@ def test_weight_gradients_are_as_without():
 
 
 def test_what_xla_adds_to_a_product_is_added_for_any_number_of_rows():
-    """XLA's additions have other bits than an epilogue, so XLA adds for any number of tokens."""
+    """XLA adds biases for any number of tokens, because an epilogue's sums have other bits."""
     d, f, e = 256, 384, 8
     biases = tuple(array(*shape) for shape in ((e, f), (e, f), (e, d)))
 
@@ -227,7 +227,7 @@ class TestErrors:
             NotImplementedError, match="batch_invariant is impossible for gated_ragg"
         ):
             jgg.explain(run, *operands)
-        product(m, 256, 128, 8, batch_invariant=True)  # has the kernels of any number of rows
+        product(m, 256, 128, 8, batch_invariant=True)  # this product is possible
 
 
 class TestContext:
@@ -304,11 +304,11 @@ def test_a_sum_is_not_split_over_devices():
 
     assert set(summed(None)) == {"k", "g"}
     for implementation in Invariant:
-        assert summed(implementation) == ("g",)  # only one device has a result that is not zero
+        assert summed(implementation) == ("g",)  # only one device adds a result that is not zero
 
 
 def test_results_are_those_without(rng):
-    """On the CPU the reference runs. It ignores batch invariance and promises no bits."""
+    """On the CPU, the reference ignores batch invariance, and does not promise equal bits."""
     lhs, rhs = random(rng, (40, 24), F32), random(rng, (3, 24, 16), F32)
     sizes = jnp.array([10, 0, 27])
     expected = jgg.ragged_dot(lhs, rhs, sizes)

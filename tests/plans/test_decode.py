@@ -81,7 +81,7 @@ def test_so_many_experts(experts, few):
 @pytest.mark.parametrize("format", [None, "mxfp4"])
 @pytest.mark.parametrize("tokens, few", [(64, True), (65, False)])
 def test_so_many_rows_of_an_expert(tokens, few, format):
-    """Experts may have eight rows on average, as for the kernels of sorted rows."""
+    """Kernels that sort take up to eight rows an expert on average, like other few-row kernels."""
     assert is_decoded(*operands(tokens, 1, experts=8, format=format)) == few
 
 
@@ -176,7 +176,7 @@ def test_layers_that_sort_before(change, options):
 
 
 def test_batch_invariance_only_leaves_out_the_bias_of_down():
-    """XLA adds the bias of down to sorted rows. Other layers have the bits of kernels that sort."""
+    """Batch-invariant layers sort rows before if down has a bias: XLA adds it to sorted rows."""
     b0 = array(EXPERTS, HIDDEN)
 
     def ops(*biases):
@@ -271,7 +271,7 @@ def test_reasons():
 
 
 def test_a_device_whose_columns_no_kernel_takes_sorts_before():
-    """A layer is traced with all columns, but a device plans its program for its own columns."""
+    """A device plans for its own columns. If no kernel takes these, it sorts rows before."""
     mesh = mesh_of(EIGHT)
     of_hidden = {4: (None, None, "d"), 5: (None, None, "d"), 6: (None, "d")}
     given = [

@@ -38,7 +38,7 @@ class TestWhatIsFound:
         assert "no grouped matmuls" in str(explanation)
 
     def test_products_of_jax(self):
-        """Code that calls `jax.lax.ragged_dot` is told how to switch."""
+        """For calls of `jax.lax.ragged_dot`, `explain` says how to switch to our function."""
 
         @jax.jit
         def scanned(lhs, rhs, sizes):
@@ -225,7 +225,7 @@ class TestFloat32:
 
     @pytest.fixture(autouse=True)
     def passes(self):
-        """Gives products passes, which plans leave out for small ones (`test_float32_tiles`)."""
+        """Makes small products split operands in passes, as plans do only for larger products."""
         with jgg.use_tiles(forward=DEFAULT_TILE, dgrad=DEFAULT_TILE):
             yield
 

@@ -41,7 +41,7 @@ def test_order():
 
 
 def test_schedulers():
-    """The workspace holds only the schedule, if that is computed on the host."""
+    """The workspace holds a schedule that is computed on the host, or nothing."""
     shapes = [(1024, k, 1024) for k in (8192, 64, 4096, 128)] * 5
     device = plan_of(shapes, scheduler="device")
     host = plan_of(shapes, scheduler="host_precomputed")
@@ -72,7 +72,7 @@ def test_small_problems_take_small_tiles():
 
 
 def test_few_tiles_are_small_ones():
-    """If multiprocessors get only a tile or two each, an H200 was faster with smaller tiles."""
+    """Lists with a tile or two for a multiprocessor take small tiles: an H200 was faster."""
     (launch,) = plan_of(FOUR_PROBLEMS).launches
     assert (launch.tile.tile_n, launch.clusters) == (128, 132)
 

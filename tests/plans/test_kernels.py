@@ -81,7 +81,7 @@ def test_xla_is_a_kernel_without_a_tile():
 
 @pytest.mark.parametrize("count", [66, 132, 264])
 def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
-    """Once a layer has bound this product, its plan keeps it, even if copies would be faster."""
+    """A layer chooses to read in place when it is traced, so the plan may not choose copies."""
     tokens, m, k, n, groups = 8192, 102400, 12288, 768, 8
     fp8, scale = jnp.float8_e4m3fn, jnp.float32
     avals = [

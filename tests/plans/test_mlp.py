@@ -65,7 +65,7 @@ def test_fused(activation):
     ],
 )
 def test_tokens_are_read_in_place(hidden, options, gather):
-    """A caller's rows may name no token, which is slow to read in place with many columns."""
+    """Rows are copied first for a wide hidden layer: reading rows without a token would be slow."""
     *arrays, _, sizes = shapes(m=64, hidden=hidden)
     run = partial(jgg.gated_ragged_dot, rows=jnp.zeros(512, jnp.int32), **options)
     (plan, *_) = (p for p in jgg.explain(run, *arrays, sizes).plans if "gated" in p.problem.op)
@@ -238,7 +238,7 @@ def test_the_products_of_a_gradient():
     ],
 )
 def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
-    """Wider experts read tokens in place only if groups have at most 256 rows on average."""
+    """Experts wider than 256 read tokens in place only for up to 256 rows a group on average."""
 
     def loss(*operands, **options):
         return jnp.sum(jgg.ragged_mlp(*operands, **options).astype(F32))
@@ -251,7 +251,7 @@ def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
         "kernel",
         gather,
     )
-    assert plan.workspace_bytes > 2**20  # for sums of pieces, as tiles of unequal groups are cut
+    assert plan.workspace_bytes > 2**20  # for sums of pieces of cut tiles
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
     ids=["narrow", "wide", "float32", "bf16"],
 )
 def test_fp8_weight_gradients_of_gate_and_up(hidden, dtype, wgrad, ops):
-    """Both gradients share a launch where experts are narrow and results have 16 bits."""
+    """Gradients of gate and up share a launch if experts are narrow and results have 16 bits."""
     recipe = jgg.Recipe.blockwise(wgrad=wgrad)
     arrays = shapes(m=8192, hidden=hidden, dtype=dtype)
     plans = plans_of_gradient(*arrays, recipe=recipe).plans
@@ -292,7 +292,7 @@ def test_weight_gradients_are_two_products_where_xlas_are_faster():
 
 @pytest.mark.plans_as_users_get_them
 def test_the_weight_gradient_of_wo_is_composed_where_xlas_is_faster():
-    """XLA's product runs although the kernel would read rows of dy in place."""
+    """XLA's product is faster here, although the kernel would read rows of dy in place."""
 
     def loss(x, logits, *weights):
         y = moe.dropless_mlp(x, moe.route(logits, 1), *weights)

@@ -56,13 +56,13 @@ def test_of_rows_that_stay(n, tile, dtype, result, transpose_rhs):
 @pytest.mark.parametrize("n, tile", [(64, NARROW_TILE), (768, NARROW_TILE), (776, DEFAULT_TILE)])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_of_weight_gradients(n, tile, dtype):
-    """Weight gradients take narrow tiles if these are at most three waves."""
+    """Weight gradients take narrow tiles if there are at most three waves of narrow tiles."""
     assert gradient_plan(n=n, dtype=dtype).tile == tile
 
 
 @pytest.mark.parametrize("n, tile", [(128, NARROW_TILE), (136, PINGPONG_TILE)], ids=str)
 def test_of_float32_results(n, tile):
-    """With many rows, narrow tiles pay for only 128 columns: ping-pong consumers hide stores."""
+    """With many rows, narrow tiles pay only up to 128 columns: ping-pong kernels hide stores."""
     assert gradient_plan(n=n, out_dtype=F32).tile == tile
     gradient = partial(contracting_plan, 128 * GROUPS, 1024, groups=GROUPS)
     assert gradient(n=n, out_dtype=F32).tile == NARROW_TILE
@@ -77,7 +77,7 @@ def test_of_accumulated_gradients(n, tile):
 
 
 def test_of_all_three_products():
-    """dgrad has as many columns as the rows, and wgrad has as many as the forward result."""
+    """Forward and wgrad have n columns, and dgrad has k. Few columns have narrow tiles."""
 
     def loss(x, w, sizes):
         return jnp.sum(jgg.ragged_dot(x, w, sizes).astype(F32))

@@ -32,7 +32,7 @@ def test_is_taken_for_float32_results(rows, dtype):
 
 
 def test_is_taken_for_results_that_xla_converts():
-    """For another 16-bit type than that of operands, the kernel writes float32 and XLA converts."""
+    """For a result of the other 16-bit type, the kernel writes float32, which XLA converts."""
     assert planned(out_dtype=F16).tile == planned(out_dtype=F16, tile=TILE).tile == TILE
 
 
@@ -75,7 +75,7 @@ def test_is_not_compiled_for_others(options):
 
 @pytest.mark.parametrize("m", [4095, 4096, 65536])
 def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
-    """Unequal groups have the same pieces of tiles, whichever kernel computes whole tiles."""
+    """Both kernels cut tiles of unequal groups into the same pieces, so their plans agree."""
     turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, DEFAULT_TILE))
     assert turns.workspace_bytes == halves.workspace_bytes
     if m >= 4096:

@@ -216,7 +216,7 @@ PLANS = {
     "rows of an updated matrix": lambda size: optimizer_step(size, 128),
     "columns of an updated matrix": lambda size: optimizer_step(128, size),
 }
-# `PLANS` divide sizes by at most 256, so this adds a row, block, batch or group in every case.
+# A size plus 256 has a row, block, batch or group more, as `PLANS` divide sizes by at most 256.
 STEP = 256
 
 
@@ -340,7 +340,7 @@ def _values(jaxpr):
     ],
 )
 def test_others_run_the_reference(call):
-    """The reference has no limit, and lowers for the CPU and for a GPU."""
+    """Calls larger than kernels take run the reference, which has no limit, on a GPU too."""
     x = jax.ShapeDtypeStruct((LARGEST_SIZE + 8, 8), BF16)
     text = jax.jit(call).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     assert "jax_grouped_gemm." not in text

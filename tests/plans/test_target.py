@@ -103,7 +103,7 @@ class TestWorkspace:
 
 @COUNTS
 def test_rules_count_waves_of_the_device(count):
-    """The tiles are at most 16 waves of an H200, but more waves of a smaller device."""
+    """The limit of 16 waves counts waves of the device, and a small device has more of them."""
     m, k, n = 8 * 128 * 32, 14336, 2048
     plan = only(jgg.ragged_dot, *operands(m, k, n), multiprocessors=count)
     assert plan.tile.stream_k == (256 * 8 / count <= 16)

@@ -303,7 +303,7 @@ class TestFp8:
     "recipe, counts", [(None, (1, 0, 3)), (jgg.Recipe(), (2, 2, 3))], ids=["bf16", "fp8"]
 )
 def test_flax_layer_needs_no_argument(recipe, counts):
-    """Fused kernels have other tiles. In bfloat16 they compute all products except four."""
+    """`use_tiles` does not apply to fused kernels, which in bfloat16 leave four products."""
     pytest.importorskip("flax", reason="Flax is not installed")
     from jax_grouped_gemm.flax.linen import MoE
 

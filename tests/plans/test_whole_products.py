@@ -76,7 +76,7 @@ def test_complex64_at_the_highest_precision_is_added_up_in_float64():
 
 
 def test_results_are_those_of_the_kernel(h200, rng):
-    """The program that XLA runs instead calls none of our kernels, and computes the same."""
+    """If XLA computes an update, the program calls no kernel of ours, and has the same result."""
     x = jax.ShapeDtypeStruct((8, 88, 1536), jnp.bfloat16)
     assert h200.compile(jgg.grouped_syrk, x).kernels == {}
     a = rng.standard_normal((2, 24, 40)).astype(np.float32)

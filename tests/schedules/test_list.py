@@ -52,7 +52,7 @@ def schedules(shapes, tile):
 
 @pytest.fixture(scope="module")
 def tiles_of(schedules):
-    """Returns a function of the tiles of a list under one schedule, a record array with FIELDS."""
+    """Returns a function that maps a list and a schedule to tiles, a record array of FIELDS."""
 
     def run(shapes, schedule, clusters, tile) -> np.recarray:
         tiles = schedules.grouped_gemm_tiles(
@@ -110,7 +110,7 @@ def test_random_lists(tiles_of, tile, clusters, rng):
 
 @TILES
 def test_every_small_grid(tiles_of, tile):
-    """Grids have up to nine by nine tiles, with edges on and off the tile."""
+    """Grids have up to nine by nine tiles, of which the last ones are full or not full."""
     for rows in range(1, 10):
         shapes = [
             Shape(2, rows * tile.tile_m - cut, columns * tile.tile_n - cut, 8)
@@ -130,7 +130,7 @@ def test_large_results(tiles_of, tile):
 
 @TILES
 def test_python_numbers_the_units_as_the_kernel_does(tiles_of, tile, rng):
-    """Python's costs depend on which tiles it believes a unit to have."""
+    """Python numbers units like the kernel, because the costs of units depend on their tiles."""
     for shape in random_shapes(rng, 50, 1, 6000):
         rows, columns = list_schedule.raster(
             -(-shape.m // tile.tile_m), -(-shape.n // tile.tile_n), tile.cluster
@@ -162,7 +162,7 @@ class TestBalance:
 
     @staticmethod
     def longest(shapes, tile=COMPILED[0]):
-        """Returns steps: of the busiest cluster for each way, the mean, and of the longest unit."""
+        """Returns steps of the busiest cluster by way, of the mean cluster, of the longest unit."""
         cost = list_schedule.list_units(shapes, tile).cost
         clusters = most_clusters(tile)
         ways = {
@@ -180,7 +180,7 @@ class TestBalance:
             assert longest_unit <= steps["longest first"] <= mean + longest_unit
 
     def test_longest_first_is_better_than_turns(self, rng):
-        """Longest-first is better on average over lists, each sorted by falling k."""
+        """For lists sorted by falling k, longest-first is better on average than taking turns."""
         ratios = {"in turn": [], "serpentine": []}
         for _ in range(20):
             shapes = sorted(random_shapes(rng, 79, 24), key=lambda s: -s.k)

@@ -20,11 +20,11 @@ TILE_K = 64  # rows or columns of 128 bytes
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 TILE_CHANGE = 2  # cost of the change of tiles, in steps of the mainloop
-FEW_STEPS = 66  # if all units of an average group have no more steps, units go in turn
+FEW_STEPS = 66  # units go in turn if the units of an average group have at most so many
 
 
 class Tiles:
-    """Tiles [n], each of whose FIELDS is an array [n]. Record arrays would take far longer."""
+    """Some tiles. Each of FIELDS is an array, because a record array would take far longer."""
 
     def __init__(self, columns):
         self.columns = columns
@@ -41,7 +41,7 @@ class Tiles:
 
 
 def check_equal(found, wanted):
-    if not np.array_equal(found, wanted):  # which is faster than NumPy's assertion
+    if not np.array_equal(found, wanted):  # faster than NumPy's assertion
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -165,8 +165,8 @@ def are_small(problem, units):
 def check_turns(problem, units):
     """Checks that units of equal cost go to clusters in turn, others to the one that is free first.
 
-    If groups have little work, their units also go in turn, because finding the cluster that is
-    free first would take longer than the work.
+    If groups have little work, all units go in turn, because to find the cluster that is free first
+    would take longer than the work.
     """
     if problem.op == "ragged_noncontracting" or are_small(problem, units):
         check_equal(units.owner, units.unit % problem.clusters)
@@ -335,7 +335,7 @@ def test_sizes_of_the_largest_ragged_dimension(schedule, compiled_tiles):
 
 
 def test_clusters_can_share_all_rows(schedule, compiled_tiles, rng):
-    """A product that gathers rows needs clusters that share all rows."""
+    """CTAs of a cluster may share lhs in all tiles, as products that gather rows need."""
     tiles = compiled_tiles("ragged_noncontracting")
     for i in range(1000):
         op = "ragged_contracting" if i % 2 else "ragged_noncontracting"
@@ -347,7 +347,7 @@ def test_clusters_can_share_all_rows(schedule, compiled_tiles, rng):
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_unowned_rows_can_do_without_tiles(schedule, offset, rng):
-    """Owned rows keep their tiles, in the same order."""
+    """If unowned rows have no tiles, owned rows keep their tiles, in the same order."""
     sizes = rng.integers(0, 300, 6)
     problem = Problem(
         "ragged_noncontracting", sizes, np.array([offset]), 1, 3, m=int(sizes.sum()) + 700, k=100,

@@ -22,7 +22,7 @@ from tests.support.plans import contracting_plan
 HANDS_OVER = -1
 CLUSTERS = H200.multiprocessors // DEFAULT_TILE.cluster
 KERNEL_TILE = DEFAULT_TILE.sizes()
-END = 2**31 - 1  # the end of every chain
+END = 2**31 - 1  # stands for the end of a chain
 LEAST_PIECE = 8
 PIECE_FIELDS = (
     "owner rank batch group begin extent head m n k_tiles share first_step partials slot".split()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# With the 65 valid calls these are about 130 calls, whose kernels take 20 to 50 times as long.
+# With the 65 valid calls there are about 130 calls. The tool makes kernels 20 to 50 times slower.
 MISFITS = 65
 ERRORS_FOUND = 86  # the exit status if the tool finds errors
 INSTALLED = "/usr/local/cuda/bin/compute-sanitizer"
@@ -25,7 +25,7 @@ def prefix(tool: str, log: Path) -> list[str]:
     program = shutil.which("compute-sanitizer") or shutil.which(INSTALLED)
     if program is None:
         raise FileNotFoundError("compute-sanitizer is not installed")
-    # Libraries ask what the driver has by calls that may fail, so such calls are no errors.
+    # Libraries find out what the driver has by calls that may fail. Do not report these as errors.
     options = ["--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--log-file", str(log)]
     return [program, *options, *(["--report-api-errors", "no"] if tool == "memcheck" else [])]
 

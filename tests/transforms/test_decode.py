@@ -70,7 +70,7 @@ def is_decoded(function, *arguments) -> bool:
 
 @functools.cache
 def jitted(function, most_pairs: int):
-    """Returns a new function, because JAX caches traces, for this value of `plan.MOST_PAIRS`."""
+    """Returns a new function, because cached traces are for another `plan.MOST_PAIRS`."""
     return jax.jit(lambda *given: function(*given))
 
 

@@ -287,7 +287,7 @@ class TestLayers:
         )
 
     def test_gradients_of_the_layer_are_those_of_the_reference(self, rng):
-        """Fused and separate operations round alike, except in x's gradient, a sum of products."""
+        """Fused and separate operations round alike, except in x's gradient: it sums products."""
         case = mlp.case(rng, dtype=jnp.bfloat16)
         logits = jnp.asarray(rng.standard_normal((24, 5)), np.float32)
         cotangent = rng.standard_normal((24, 16), np.float32)

@@ -111,7 +111,7 @@ class TestExchange:
                 jax.grad(lambda x: function(x)[0].sum())(*xs)
 
     def test_stacks_that_are_split_too(self, kind, rng):
-        """A leaf is exchanged only if rows or columns are split, even if its stack is split."""
+        """A leaf whose stack is split is exchanged only if its rows or columns are split too."""
         mesh = mesh_of(FOUR_BY_TWO, kind)
         shapes = [(4, 16, 48), (8, 16, 48), (16, 48)]
         specs = [P("e", None, "d"), P("d"), P()]

@@ -91,7 +91,7 @@ class TestTransformations:
             assert_bits(mine[1], mine[0])
 
     def test_exported_for_a_gpu(self, rng, extension):
-        """The calls are among those that `EXPORT_DISABLED_CHECKS` allows."""
+        """A step exports with `EXPORT_DISABLED_CHECKS`, which allows its custom calls."""
         ours = optim.adamw(1e-2)
         params = model(rng)
         state = ours.init(params)
@@ -139,7 +139,7 @@ def loss_of(params, quantized, x, routing, remat=False):
 class TestTraining:
     @pytest.mark.parametrize("remat", [False, True])
     def test_losses_are_those_of_weights_quantised_apart(self, remat, rng):
-        """Losses have the same bits, also if gradients are summed over microbatches."""
+        """Losses of two microbatches a step have the bits of weights quantised before each step."""
         ours = optim.adamw(1e-2)
         params = model(rng)
         batches = jax.tree.map(lambda *x: np.stack(x), *(tokens(rng) for _ in range(2)))
@@ -200,7 +200,7 @@ class TestSharded:
         ids=str,
     )
     def test_what_is_split_stays_split(self, split, kind, rng):
-        """Nothing travels, and every array of the state is split as its parameter is."""
+        """Nothing travels, and every array of the state is split like its parameter."""
         leading, d, f, specs = SPLITS[split]
         whole = model(rng, leading, d, f)
         gradients = like(rng, whole)

@@ -346,7 +346,7 @@ def test_fp8_layer_of_split_experts(wgrad, rng):
 
 
 def test_vmap_of_rows_over_auto_axes(rng):
-    """The rows are gathered, and results are right."""
+    """Over auto axes, rows that `jax.vmap` maps may be gathered, and results are right."""
     function = jax.vmap(ragged, (0, None))
     arguments = [integers(rng, 8, M, K), integers(rng, G, K, N)]
     split = put(mesh_of(EIGHT), arguments, [P("d"), P()])

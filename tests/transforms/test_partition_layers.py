@@ -1,4 +1,4 @@
-"""Layers whose tokens are split over devices: each device sorts and computes those that it has."""
+"""Layers whose tokens are split over devices: each device sorts and computes its own tokens."""
 
 from __future__ import annotations
 

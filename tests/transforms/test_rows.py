@@ -73,7 +73,7 @@ class TestDerivatives:
             check_grads(lambda x: jnp.sin(run(x)), (x,), order=2, eps=1e-5)
 
     def test_combine(self, known, pairs, rng):
-        weighted = known == (pairs.count is not None)  # so each pair of the three occurs
+        weighted = known == (pairs.count is not None)  # so that all pairs of values occur
         with jax.enable_x64(True):
             rows, weights = rng.standard_normal((T * K + 3, D)), rng.standard_normal((T, K))
             operands = (rows, weights) if weighted else (rows,)
@@ -356,7 +356,7 @@ def test_export(layer_operands, extension):
 
 
 def test_export_for_any_number_of_tokens(layer_operands, extension):
-    """The reference runs for a symbolic dimension, on a GPU too."""
+    """For a symbolic number of tokens, the reference runs, on a GPU too."""
     (tokens,) = export.symbolic_shape("tokens")
     exported = export.export(
         jax.jit(gradients(layer)),

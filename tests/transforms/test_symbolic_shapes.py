@@ -160,7 +160,7 @@ class TestKernels:
         ids=["k", "n", "weight_gradient", "batch"],
     )
     def test_what_must_be_static(self, function, operands, reason):
-        """The reference runs, and `explain` says why."""
+        """If a dimension must be static, the reference runs, and `explain` says why."""
         operands = (*shaped(operands, jnp.bfloat16), SIZES)
         assert any(
             re.search(reason, plan.reason) for plan in jgg.explain(function, *operands).plans
