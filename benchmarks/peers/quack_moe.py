@@ -28,7 +28,7 @@ KINDS = ("gate_up", "down", "gate_up_gradient", "down_weights", "x_gradient", "g
 # Products that gather an operand, and products whose epilogue works on pairs of columns.
 GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
 PAIRED = ("gate_up", "gate_up_gradient")
-# The limit of the distance between results of two configurations, over the norm of a result.
+# Results of two configurations may differ by this much, relative to the norm of a result.
 TOLERANCE = 0.01
 
 
@@ -45,8 +45,8 @@ class Config(quack.Config):
 def candidates(kind: str) -> list[Config]:
     """Returns the configurations that QuACK's autotuner would try for a kind, its default first.
 
-    The gradient of gate and up has both orders of tiles, because it is dynamic by default, but not
-    in SonicMoE.
+    The gradient of gate and up has dynamic and static tile schedulers, because QuACK's default is
+    dynamic, but SonicMoE's scheduler is static.
     """
     return [
         Config(**asdict(tiles), is_dynamic_persistent=dynamic)
@@ -58,9 +58,9 @@ def candidates(kind: str) -> list[Config]:
     ]
 
 
-# Returns results for a configuration (None for QuACK's default) and results of other products.
+# Computes a product from a configuration (None for QuACK's default) and other products' results.
 Function = Callable[..., Sequence[Any]]
-# Returns results for a kind and results of other products.
+# Computes the product of a kind from other products' results.
 Choice = Callable[..., Sequence[Any]]
 
 
@@ -166,7 +166,7 @@ def tuned(
     of_kind: Mapping[str, Function],
     named: Mapping[str, str],
 ) -> dict[str, Config]:
-    """Returns the fastest configuration of each product that `compose` calls, known or by a sweep.
+    """Returns the fastest configuration of each product of `compose`, and sweeps if it is unknown.
 
     A configuration whose result differs from that of QuACK's default does not count.
     """

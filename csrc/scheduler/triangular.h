@@ -44,8 +44,8 @@ struct TriangularStack {
 };
 
 // The tiles of a list of stacks, for clusters of two CTAs. A tile is twice as wide as high, so the
-// two tiles of a cluster, one above the other, make a square macro tile. A unit of work is a tile
-// for each CTA of a cluster, of three kinds:
+// two tiles of a cluster, one above the other, make a square macro tile. A unit of work is one tile
+// for each CTA of a cluster. There are three kinds of units:
 //
 //   off the diagonal  both tiles of one macro tile, which share the rhs
 //   wide diagonal     the tiles of macro tiles on the diagonal that are needed in full: the lower
@@ -64,8 +64,8 @@ struct TriangularStack {
 //
 // For the upper triangle, the rows and columns of macro tiles are exchanged. Padding tiles are the
 // only tiles outside of the triangle, and have m >= extent. The lower tile of a macro tile is
-// padding if n reaches only into the upper half. The tile of a last CTA is padding if the number of
-// wide or narrow tiles is odd.
+// padding if n reaches only into the upper half. If a stack has an odd number of wide tiles, or of
+// narrow tiles that are not halved, the second CTA of the last unit of this kind gets padding.
 template <int kTileM, int kTileN, int kCluster>
 class TriangularSchedule {
  public:
@@ -140,7 +140,7 @@ class TriangularSchedule {
   }
 
  private:
-  // How many macro tiles and tiles of each kind one matrix has.
+  // How many macro tiles off the diagonal, wide tiles and narrow tiles one matrix has.
   struct Counts {
     int off_diagonal;
     int wide;
@@ -206,9 +206,9 @@ class TriangularSchedule {
     return low;
   }
 
-  // Places a tile of a unit off the diagonal, or of a wide unit. Before the units of matrix i come
-  // all units off the diagonal of earlier matrices, and the wide units that the wide tiles of these
-  // matrices fill.
+  // Places a tile of a unit off the diagonal, or of a wide unit. The units of matrix i follow all
+  // units off the diagonal of earlier matrices, and all wide units that are filled by wide tiles of
+  // earlier matrices.
   JGG_HOST_DEVICE void place_full(int unit, int rank, TriangularStack const& stack,
                                   Counts const& counts, WorkTile& work) const {
     auto const wide_before = [&](int matrix) { return matrix * counts.wide / 2; };

@@ -137,7 +137,7 @@ class TestInPlace:
             copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(BF16)
             got = run(x, wi_0, wi_1, np.asarray(sizes, np.int32), rows=rows)
             want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
-            # Groups may own all rows. NumPy does not count NaNs of bfloat16 as equal.
+            # Results have NaNs if groups own all rows. NumPy finds NaNs equal, but not in bfloat16.
             np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (got, want)))
 
     @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ class TestPairedWeights:
     @TOKENS
     @pytest.mark.parametrize("embed, hidden", [(520, 256), (1032, 520)])
     def test_unequal_groups(self, embed, hidden, tokens, rng):
-        """Tiles of unequal groups are cut along their rows, and other warps write zeros."""
+        """Tiles of unequal groups are cut along their rows. Warps write zeros for empty groups."""
         m, groups = 12000, 9
         for hot in range(groups):
             sizes = sizes_of.one_hot(m - 5 * hot, groups, hot)

@@ -42,7 +42,7 @@ def product_of(plan: jgg.Plan) -> str:
 
 
 def chosen(function, *arguments) -> dict[str, jgg.TileConfig]:
-    """Returns the tiles that plans did not choose by default, by product."""
+    """Returns the tiles that `use_tiles` chose, by product."""
     plans = jgg.explain(function, *arguments).plans
     return {product_of(p): p.tile for p in plans if p.chosen_by != "default"}
 
@@ -179,7 +179,7 @@ class TestTransforms:
 
         with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
             plans = jgg.explain(jax.grad(second, (0, 1)), LHS, RHS, SIZES).plans
-        # These four compute the cotangents of dgrad's two operands and of wgrad's two.
+        # Default tiles compute the cotangents of dgrad's two operands and of wgrad's two.
         assert [plan.chosen_by for plan in plans].count("default") == 4
         assert {plan.tile for plan in plans if plan.chosen_by == "override"} == {A, B, C}
 

@@ -38,7 +38,7 @@ def schedule(schedules, tile):
 
     def run(stacks, uplo, clusters=1, halves=False) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
-        # Narrow tiles take two steps from a stage.
+        # A stage holds two steps of a narrow tile, so a narrow tile takes half as many stages.
         narrow = -(-stacks[:, 2:] // 2)
         stacks = np.concatenate([stacks, narrow, np.full_like(narrow, halves)], axis=1)
         tiles = schedules.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **tile)

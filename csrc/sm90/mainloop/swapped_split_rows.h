@@ -11,9 +11,9 @@ namespace jgg::sm90 {
 // Loads and splits one thread's elements of rows.
 //
 // WGMMA expects that a thread's four weights are elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the
-// 16 elements of K, where t = thread % 4. If weights are contiguous along K, a thread loads four
-// neighbouring weights at once instead. Rows are then stored in the same order, so the sum has the
-// same terms.
+// 16 elements of K, where t = thread % 4. If weights are contiguous along K, a thread takes
+// elements 4 t to 4 t + 3 instead, in one load. Rows are then stored in the same changed order, so
+// the sum has the same terms.
 template <class Config>
 class RowLoader {
  public:

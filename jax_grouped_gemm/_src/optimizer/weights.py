@@ -85,7 +85,7 @@ def as_forms(quantized: Any) -> list[tuple[Any, ...]]:
 
 
 def as_container(forms: Sequence[Sequence[Any]]) -> Any:
-    """Inverts `as_forms`: returns a `QuantizedMlp` of two arrays, a `QuantizedWeights` of one."""
+    """Inverts `as_forms`: makes two arrays a `QuantizedMlp`, and one array a `QuantizedWeights`."""
     matrices = [QuantizedWeights(*each) for each in forms]
     return QuantizedMlp(*matrices) if len(matrices) > 1 else matrices[0]
 

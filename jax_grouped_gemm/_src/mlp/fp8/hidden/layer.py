@@ -1,7 +1,7 @@
 """The elementwise steps of an MLP in FP8, which quantise their results for the next product.
 
-Projections [m, P] are the product with `QuantizedMlp.wi`: gate [m, F] or, with `wi_1`, gate and up,
-each with zeros up to the next multiple of 128 columns. As without FP8, hidden and gradients are
+Projections [m, P] are rows times `QuantizedMlp.wi`: without `wi_1` gate [m, F], else gate and up,
+both with zeros up to the next multiple of 128 columns. As without FP8, hidden and gradients are
 computed in float32 from rounded projections, and rounded to the dtype of projections. The rounded
 values are quantised, so that products in FP8 and in 16 bits see the same numbers.
 """
@@ -103,10 +103,10 @@ class HiddenGradients(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class JoinedGradients:
-    """`HiddenGradients` whose gradients of gate and up, in both forms, are in one array.
+    """`HiddenGradients` with the gradients of gate and up, by rows and transposed, in one array.
 
-    XLA places only one array at a time in the memory of a later result. This array can use the
-    memory of the gradient of wo, if the gradient of wo is computed last.
+    XLA places only one array at a time in the memory of a later result, so the values are one
+    array. It can use the memory of the gradient of wo, if the gradient of wo is computed last.
 
     Attributes:
       values: a flat array with the values of `projections`, `gate` and `up`.
@@ -147,10 +147,10 @@ class JoinedGradients:
         )
 
     def without_projections(self) -> JoinedGradients:
-        """Returns these without the scales of `projections`, for use after the last product."""
+        """Returns these without `projections_scales`, after the last product that reads them."""
         return dataclasses.replace(self, projections_scales=None)
 
 
 def padded_columns(hidden: int) -> int:
-    """Returns the columns of gate and of the zeros after it, where up begins."""
+    """Returns how many columns gate and the zeros after it have. Up begins at this column."""
     return round_up(hidden, BLOCK)
