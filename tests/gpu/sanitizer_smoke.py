@@ -45,6 +45,7 @@ PARTS = {
     "fp64": lists.fp64,
     "fp8": fp8.fp8,
     "fp8_mlp": fp8.fp8_mlps,
+    "fp8_decode": fp8.fp8_layers_of_few_tokens,
     "rows": layers.rows,
 }
 

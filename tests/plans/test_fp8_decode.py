@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from functools import partial
 
@@ -13,6 +14,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8.choice import Choice
 from jax_grouped_gemm._src.invariance import RULE
 from jax_grouped_gemm._src.mlp.fp8.decode.operands import Fp8DecodeOperands
 from jax_grouped_gemm._src.mlp.fp8.decode.plan import Fp8DecodeProblem, plan_decode
@@ -137,19 +139,14 @@ def test_weights_that_are_not_quantised_are_sorted_before():
     assert "decode_fp8_mlp" not in {plan.problem.op for plan in found}
 
 
-def test_bf16_where_it_is_predicted_to_be_faster():
-    """If bf16 is faster only without gradients, the layer sorts rows before and takes bf16."""
-    for shape in (dict(tokens=16), dict(tokens=128, top_k=1, experts=8, embed=64, hidden=64)):
-        found = ops(*operands(**shape))
-        assert found == ["decode_fp8_mlp"] or "recipe_in_bf16" in found
-
-
 def test_batch_invariance():
     (found,) = plans(*operands(), batch_invariant=True)
     assert found.problem.op == "decode_fp8_mlp" and RULE in str(found)
 
 
-def reasoned(implementation=None, recipe=None, biased=False, activation="silu", **change):
+def reasoned(
+    implementation=None, recipe=None, activation="silu", *, alone=None, biased=False, **change
+):
     """Returns the plan of `decode_fp8_mlp`, which layers bind only if its kernels run."""
     recipe = recipe or jgg.Recipe()
     x, logits, chosen, scores, *weights = operands(**change)
@@ -167,6 +164,7 @@ def reasoned(implementation=None, recipe=None, biased=False, activation="silu", 
         has_values=False,
         has_quantized=True,
     )
+    static = dataclasses.replace(static, alone=alone)
     params = dict(layer=static, num_experts=logits.shape[1], implementation=implementation)
     operands_of = Fp8DecodeOperands(given, quantized)
     return plan_decode(Fp8DecodeProblem("decode_fp8_mlp", operands_of, params), H200)
@@ -181,6 +179,7 @@ def test_reasons():
         (dict(experts=513), "more than 128 pairs, or more than 512 experts"),
         (dict(tokens=tokens), "sizes are unknown, or zero"),
         (dict(tokens=0), "sizes are unknown, or zero"),
+        (dict(alone=Choice(None, None, training=False)), "bf16 is predicted to be faster"),
         (dict(biased=True), "the kernels add no biases"),
         (dict(dtype=F32), "the kernels take tokens of bfloat16, and return bfloat16"),
         (dict(activation="relu"), "no kernel has the activation relu"),

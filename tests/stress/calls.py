@@ -171,6 +171,15 @@ def _layers_of_few_tokens() -> None:
         for biases in (), (_a(G, N), _a(G, N, dtype=jnp.float32), _a(G, K)):
             _lower(layer, _a(FEW_ROWS, K), *routing, wi, wi, wo, *biases)
 
+    def in_fp8(quantized, x, logits, experts, scores, *matrices):
+        options = dict(recipe=jgg.Recipe(), quantized=quantized)
+        return moe.dropless_mlp(x, moe.Routing(logits, experts, scores), *matrices, **options)
+
+    # TMA reads rows in FP8, so they have multiples of 16 elements.
+    matrices = _a(G, 144, 272), _a(G, 144, 272), _a(G, 272, 144)
+    quantized = jax.eval_shape(jgg.quantize_mlp, *matrices)
+    _lower(in_fp8, quantized, _a(FEW_ROWS, 144), *routing, *matrices)
+
 
 def _fp8_products() -> None:
     def loss(lhs, rhs, sizes):

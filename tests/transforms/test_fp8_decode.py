@@ -39,7 +39,7 @@ from tests.support.fp8_decode import (
     operands,
     sorted_before,
 )
-from tests.support.partition import EIGHT, EXPLICIT, assert_same, entered, mesh_of, put
+from tests.support.partition import EIGHT, EXPLICIT, KINDS, assert_same, entered, mesh_of, put
 
 POWERS = jgg.Recipe(power_of_two_scales=True)
 
@@ -175,16 +175,18 @@ def test_devices_with_their_own_experts(rng):
     assert_same(decoded(run, x, logits, *weights), want, 2**-6)
 
 
-def test_arrays_split_over_explicit_axes_are_sorted_before(rng):
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("spec", [P(), P("d")], ids=["whole", "experts"])
+def test_what_is_split(spec, kind, rng):
+    """Experts that are split over explicit axes stay where they are: rows are sorted before."""
     given = operands(rng)
     want = decoded(layer, *given)
-    mesh = mesh_of(EIGHT, EXPLICIT)
-    flat, tree = jax.tree.flatten(given)
+    mesh, (leaves, tree) = mesh_of(EIGHT, kind), jax.tree.flatten(given)
+    run = functools.partial(layer, **({} if kind == EXPLICIT else dict(token_axes=())))
     with entered(mesh):
-        run = functools.partial(layer, token_axes=())
-        whole = tree.unflatten(put(mesh, flat, [P()] * len(flat)))
-        assert is_decoded(run, *whole)
-        assert_same(jax.jit(run)(*whole), want, 2**-6)
+        split = tree.unflatten(put(mesh, leaves, [P(), P()] + [spec] * (len(leaves) - 2)))
+        assert is_decoded(run, *split) == (kind != EXPLICIT or spec == P())
+        assert_same(jax.jit(run)(*split), want, 2**-6)
 
 
 def test_what_the_custom_call_gets(rng, monkeypatch):

@@ -14,6 +14,7 @@ from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from tests.gpu.sanitizer import SIZES, G, K, M, N
 from tests.support import fp8_oracle, mlp
+from tests.support.fp8_decode import check_bits
 from tests.support.fp8_mlp_on_gpu import check_elementwise_steps
 from tests.support.ops import random
 
@@ -120,3 +121,20 @@ def fp8_mlps(rng: np.random.Generator) -> int:
             assert fp8_oracle.relative_error(one, other) < 3e-2
         launches += 1
     return launches
+
+
+def fp8_layers_of_few_tokens(rng: np.random.Generator) -> int:
+    """Runs layers whose kernels begin early, with partial blocks and experts of other devices."""
+    shapes = ((1, 8, 128, 128), (11, 3, 272, 208), (32, 4, 144, 400), (128, 1, 16, 16))
+    for tokens, top_k, embed, hidden in shapes:
+        check_bits(
+            rng,
+            experts=24,
+            local=7,
+            tokens=tokens,
+            top_k=top_k,
+            embed=embed,
+            hidden=hidden,
+            power_of_two=tokens > 1,
+        )
+    return 5 * len(shapes)
