@@ -27,6 +27,6 @@ A folder imports only from lower layers:
 `fp8` has folders for its quantisers, for products of operands with scales and for the matmul that
 quantises its operands. `choice` in it decides where bf16 replaces a recipe. In `ragged`, `packed`
 is the product with packed weights. In `mlp`, `operands` has the types of a layer's operands,
-`layer` the derivative, `fp8` the layer with a recipe, `packed` the layer with packed weights, and
-`experts` chooses between these layers.
+`layer` the derivative, `fp8` the layer with a recipe, `packed` the layer with packed weights,
+`decode` and `fp8/decode` layers of few tokens, and `experts` chooses between these layers.
 """
