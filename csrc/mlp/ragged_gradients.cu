@@ -37,9 +37,9 @@ constexpr int kGate = 0, kUp = 1, kHidden = 2;
 struct Tile {
   int first;      // its first row
   int rows;       // how many of its rows exist
-  int loaded;     // how many rows to load: none if no group owns them
   int row_block;  // its number along the rows, or -1 past the last tile
   int column;     // its first column
+  int loaded;     // how many rows to load: none if no group owns them
 };
 
 struct SharedStorage {
@@ -50,57 +50,28 @@ struct SharedStorage {
 };
 
 // A thread's elements of a tile in memory.
-class Elements {
- public:
-  __device__ __forceinline__ Elements(RaggedGradients const& arguments, Tile const& tile)
-      : pitch_(arguments.projections.pitch()), columns_(arguments.projections.columns) {
-    PatchPosition const at;
-    Projections const& p = arguments.projections;
-    gate_ = static_cast<Source const*>(p.data) +
-            (int64_t{2} * tile.first * pitch_ + (tile.column + 2 * at.row * pitch_ + at.column));
-    dh_ = static_cast<Source const*>(arguments.dh) +
-          (int64_t{1} * tile.first * columns_ + (tile.column + at.row * columns_ + at.column));
-    weight_ = p.weights + (tile.first + at.row);
-    rows_ = tile.loaded - at.row;
-    has_dh_ = at.column < columns_ - tile.column;
-  }
-
-  // Begins to copy row i to shared memory, or zeros if the row does not exist.
-  __device__ __forceinline__ void copy(int i, Staging<Source> (&to)[kOperands]) const {
-    bool const exists = i < rows_;
-    Source const* const gate = gate_ + 2 * i * pitch_;
-    copy(gate, exists, to[kGate].piece[i][0][threadIdx.x]);
-    copy(gate + pitch_, exists, to[kUp].piece[i][0][threadIdx.x]);
-    copy(dh_ + i * columns_, exists && has_dh_, to[kHidden].piece[i][0][threadIdx.x]);
-  }
-
-  __device__ __forceinline__ float weight(int i) const {
-    return i < rows_ ? __ldg(weight_ + i) : 0.0f;
-  }
-
- private:
-  // The predicate makes this one instruction. If the number of bytes says whether to copy zeros, as
-  // in __pipeline_memcpy_async(), it becomes two instructions and a choice of addresses.
-  __device__ __forceinline__ static void copy(Source const* from, bool exists, uint4& to) {
-    asm volatile(
-        "{\n"
-        ".reg .pred missing;\n"
-        "setp.eq.s32 missing, %2, 0;\n"
-        "cp.async.cg.shared.global [%0], [%1], 16, missing;\n"
-        "}"
-        :
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(&to))), "l"(from), "r"(int(exists))
-        : "memory");
-  }
-
-  int pitch_;
-  int columns_;
-  Source const* gate_;
-  Source const* dh_;
-  float const* weight_;
-  int rows_;  // that exist from the thread's first row on
-  bool has_dh_;
+struct Elements {
+  Source const* gate;
+  Source const* dh;
+  float const* weight;
+  int rows;  // that exist from the thread's first row on
+  bool has_dh;
 };
+
+// Begins to copy an octet to shared memory, or zeros. The predicate makes this one instruction. If
+// the number of bytes says whether to copy zeros, as in __pipeline_memcpy_async(), the compiler
+// makes two instructions and a choice of addresses.
+__device__ __forceinline__ void copy_octet(unsigned to, Source const* from, bool exists) {
+  asm volatile(
+      "{\n"
+      ".reg .pred missing;\n"
+      "setp.eq.s32 missing, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, missing;\n"
+      "}"
+      :
+      : "r"(to), "l"(from), "r"(int(exists))
+      : "memory");
+}
 
 // Replaces gate, up and the gradient of hidden by dgate, dup and hidden. Returns what these columns
 // add to the gradient of the row's weight.
@@ -197,35 +168,66 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   int const blocks = p.blocks(), pitch = p.pitch(), columns = p.columns;
   PatchPosition const at;
 
-  GroupSizes const groups = quantize::groups_of(arguments.group_sizes, arguments.groups, p.rows);
-  quantize::RowBlockCursor cursor(groups, {});
+  GroupSizes const groups{arguments.group_sizes, &quantize::kNoOffset, 0,     0, 1,
+                          arguments.groups,      arguments.groups,     p.rows};
+  SegmentCursor<DeviceWarp, quantize::BlocksOfRows> cursor(groups, quantize::BlocksOfRows{});
   auto const tile_at = [&](int number) -> Tile {
-    if (number >= tiles) return {0, 0, 0, -1, 0};
+    if (number >= tiles) return {0, 0, -1, 0, 0};
     int const row_block = number / blocks, column = (number - row_block * blocks) * kScaleBlock;
-    quantize::RowBlock const block = quantize::find_block(cursor, arguments.groups, row_block);
-    return {block.first, block.rows, block.grouped ? block.rows : 0, row_block, column};
+    Segment segment;
+    if (!cursor.seek(row_block, segment)) return {0, 0, row_block, column, 0};
+    int const before = (row_block - segment.first_unit) * kScaleBlock;
+    int const rows = min(segment.extent - before, kScaleBlock);
+    return {segment.begin + before, rows, row_block, column,
+            segment.local_group < arguments.groups ? rows : 0};
   };
   auto const find = [&](int number, Tile& tile) {
     Tile const found = tile_at(number);
-    if (DeviceWarp::leads()) tile = found;
+    if (threadIdx.x % 32 == 0) tile = found;
   };
-  // The last warp computes no scales of columns, so it has time to find the next tiles.
-  bool const finds = threadIdx.x / 32 == kTileThreads / 32 - 1;
+
+  int const in_gate = 2 * at.row * pitch + at.column, in_dh = at.row * columns + at.column;
+  auto const elements_of = [&](Tile const& tile) -> Elements {
+    return {static_cast<Source const*>(p.data) +
+                (int64_t{2} * tile.first * pitch + (tile.column + in_gate)),
+            static_cast<Source const*>(arguments.dh) +
+                (int64_t{1} * tile.first * columns + (tile.column + in_dh)),
+            p.weights + (tile.first + at.row), tile.loaded - at.row,
+            at.column < columns - tile.column};
+  };
+  auto const staging =
+      static_cast<unsigned>(__cvta_generic_to_shared(&shared.staging[0].piece[0][0][threadIdx.x]));
+  auto const copy_row = [&](Elements const& of, int i) {
+    constexpr int kRow = sizeof(uint4) * kTileThreads, kOperand = kPatchRows * kRow;
+    bool const exists = i < of.rows;
+    unsigned const to = staging + i * kRow;
+    Source const* const gate = of.gate + 2 * i * pitch;
+    copy_octet(to + kGate * kOperand, gate, exists);
+    copy_octet(to + kUp * kOperand, gate + pitch, exists);
+    copy_octet(to + kHidden * kOperand, of.dh + i * columns, exists && of.has_dh);
+  };
+  auto const weight_of = [&](Elements const& of, int i) {
+    return i < of.rows ? __ldg(of.weight + i) : 0.0f;
+  };
+
   int number = blockIdx.x;
-  if (finds) {
-    find(number, shared.tile[0]);
-    find(number + gridDim.x, shared.tile[1]);
-  }
+  // The last warp computes no scales of columns, so it has time to find the next tile.
+  bool const finds = threadIdx.x / 32 == kTileThreads / 32 - 1;
+  if (finds) find(number, shared.tile[0]);
   __syncthreads();
   Tile tile = shared.tile[0];
   float weight[kPatchRows];
-  Elements const first(arguments, tile);
+  {
+    Elements const of_first = elements_of(tile);
 #pragma unroll
-  for (int i = 0; i < kPatchRows; ++i) {
-    first.copy(i, shared.staging);
-    weight[i] = first.weight(i);
+    for (int i = 0; i < kPatchRows; ++i) {
+      copy_row(of_first, i);
+      weight[i] = weight_of(of_first, i);
+    }
   }
   __pipeline_commit();
+  if (finds) find(number + gridDim.x, shared.tile[1]);
+  __syncthreads();
 
   // The transposes of a tile are stored while the next tile is computed.
   int64_t transposed = 0;  // the number of their first row
@@ -235,15 +237,14 @@ __global__ void __launch_bounds__(kTileThreads, 1)
         arguments.transposed[which].q + transposed * kScaleBlock, kScaleBlock,
         {transposed_rows, kScaleBlock});
   };
-
 #pragma unroll 1
-  for (int turn = 1; tile.row_block >= 0; turn ^= 1) {
+  for (int turn = 1;; turn ^= 1) {
     Tile const next = shared.tile[turn];
-    Elements const of_next(arguments, next);
     number += gridDim.x;
+    __pipeline_wait_prior(0);
     Patch<Source> result[kOperands];
     float dweight[kPatchRows];
-    __pipeline_wait_prior(0);
+    Elements const of_next = elements_of(next);
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
       if (i < kOperands) store_transposed(i);
@@ -253,13 +254,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       }
       dweight[i] = apply<kIsPlain>(result[kGate].row[i], result[kUp].row[i], result[kHidden].row[i],
                                    function, weight[i]);
-      of_next.copy(i, shared.staging);
-      weight[i] = of_next.weight(i);
+      copy_row(of_next, i);
+      weight[i] = weight_of(of_next, i);
     }
     __pipeline_commit();
 
     int64_t const first_row = tile.first;
-    int const this_block = tile.column / kScaleBlock, left = columns - tile.column;
+    int const this_block = tile.column / kScaleBlock;
     int const my_row = at.row + threadIdx.x / kThreadsOfRow % kPatchRows;
     bool const stores_row = threadIdx.x % kThreadsOfRow == 0 && my_row < tile.rows;
     float const sum = sum_of_row(dweight);
@@ -295,13 +296,12 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     }
     __syncthreads();
     if (finds) find(number + gridDim.x, shared.tile[turn ^ 1]);
-    transposed_rows = 0;
     if (owned) {
-      transposed = int64_t{1} * tile.row_block * columns + tile.column;
-      transposed_rows = left;
+      int const left = columns - tile.column;
+      int64_t const first_transposed = int64_t{1} * tile.row_block * columns + tile.column;
       int const which = threadIdx.x / kScaleBlock, mine = threadIdx.x % kScaleBlock;
       if (which < kOperands) {
-        float* const scale = arguments.transposed[which].scale + transposed;
+        float* const scale = arguments.transposed[which].scale + first_transposed;
         if (which != kHidden) {
           shared.columns[which].template scale<kGradient>(mine, scale, left, true, power_of_two);
         } else {
@@ -335,8 +335,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
           shared.transpose[which].template put<kForward>(result[which], of);
         }
       }
+      transposed = first_transposed;
+      transposed_rows = left;
+    } else {
+      transposed_rows = 0;
     }
     __syncthreads();
+    if (next.row_block < 0) break;
     tile = next;
   }
 #pragma unroll

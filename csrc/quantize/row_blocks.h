@@ -23,26 +23,16 @@ struct RowBlock {
   bool grouped;  // whether a group owns them
 };
 
-using RowBlockCursor = SegmentCursor<DeviceWarp, BlocksOfRows>;
-
-// Returns the sizes of a single batch of groups, all of which are local.
-__device__ inline GroupSizes groups_of(int const* group_sizes, int num_groups, int rows) {
-  return {group_sizes, &kNoOffset, 0, 0, 1, num_groups, num_groups, rows};
-}
-
 // Returns block number `block`, where the blocks of all groups are numbered one after the other.
-// All threads of the warp call it, with a block that is not before that of an earlier call.
-__device__ inline RowBlock find_block(RowBlockCursor& cursor, int num_groups, int block) {
+// All threads of the warp call it.
+__device__ inline RowBlock find_block(int const* group_sizes, int num_groups, int rows, int block) {
+  GroupSizes const groups{group_sizes, &kNoOffset, 0, 0, 1, num_groups, num_groups, rows};
+  SegmentCursor<DeviceWarp, BlocksOfRows> cursor(groups, BlocksOfRows{});
   Segment segment;
   if (!cursor.seek(block, segment)) return {0, 0, false};
   int const before = (block - segment.first_unit) * kScaleBlock;
   return {segment.begin + before, min(segment.extent - before, kScaleBlock),
           segment.local_group < num_groups};
-}
-__device__ inline RowBlock find_block(int const* group_sizes, int num_groups, int rows, int block) {
-  GroupSizes const groups = groups_of(group_sizes, num_groups, rows);
-  RowBlockCursor cursor(groups, BlocksOfRows{});
-  return find_block(cursor, num_groups, block);
 }
 
 // The largest magnitudes of a patch's rows. A word holds the magnitudes of two rows if elements
