@@ -36,7 +36,7 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t col
   return data;
 }
 
-// The same tiles as in Python's plan, jax_grouped_gemm/_src/fp8/scaled/plan.py.
+// These tiles are those of Python's plan, jax_grouped_gemm/_src/fp8/scaled/plan.py.
 constexpr jgg::TileConfig kScaledTile{128, 256, 2},
     kSwappedTile{32, 128, 1, jgg::KernelKind::kSwapped};
 

@@ -17,8 +17,6 @@ using quantize::kOctet;
 using quantize::Octet;
 using quantize::pack_pair;
 using quantize::Scale;
-using quantize::scale_of;
-using quantize::Word;
 
 using Source = __nv_bfloat16;
 
@@ -79,14 +77,7 @@ struct Block {
   template <ElementType kFormat, bool kAligned>
   __device__ __forceinline__ void quantize(uint8_t* to, float* scale, int count, bool exists,
                                            bool power_of_two) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (auto& o : octet) {
-      largest = Word<Source>::max(largest, o.largest_after_poisoning());
-      o.stay_packed();
-    }
-    largest = Word<Source>::max_over(largest, kLanes);
-    Scale const s = scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
+    Scale const s = quantize::scale_of_octets<kFormat, kLanes>(octet, power_of_two);
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
       auto const scaled = [&](int e) { return octet[j][e] * s.inverse; };

@@ -129,8 +129,8 @@ struct Largest {
   }
 };
 
-// Of the 16 threads that share four rows, four are left with the same row after a reduction: thread
-// 4 i and the three after it have row i.
+// Sixteen threads share four rows. A reduction leaves each row to four of these threads: thread 4 i
+// and the three after it get row i.
 constexpr int kThreadsOfRow = kPatchesAcross / kPatchRows;
 static_assert(kPatchRows == 4 && kThreadsOfRow == 4);
 __device__ __forceinline__ bool has_lower_rows() { return threadIdx.x & 8; }

@@ -14,7 +14,6 @@ namespace {
 using quantize::kOctet;
 using quantize::Octet;
 using quantize::Scale;
-using quantize::Word;
 
 using Source = __nv_bfloat16;
 
@@ -51,14 +50,7 @@ __global__ void __launch_bounds__(kThreads)
                           [&](int pair, int place) { place_of[pair] = place; });
   }
 
-  uint32_t largest = 0;
-#pragma unroll
-  for (auto& octet : octets) {
-    largest = Word<Source>::max(largest, octet.largest_after_poisoning());
-    octet.stay_packed();
-  }
-  largest = Word<Source>::max_over(largest, kLanes);
-  Scale const s = quantize::scale_of<kFp8>(Word<Source>::element(largest, 0), a.power_of_two);
+  Scale const s = quantize::scale_of_octets<kFp8, kLanes>(octets, a.power_of_two);
   __syncthreads();
   if (exists) {
     int64_t const row = place_of[pair];

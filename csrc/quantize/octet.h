@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quantize/magnitude.h"
+#include "quantize/scale_rule.h"
 
 namespace jgg::quantize {
 
@@ -95,6 +96,21 @@ struct Octet {
     }
   }
 };
+
+// Computes the scale of octets that kLanes consecutive threads share. All of these threads call it.
+// Replaces infinities by NaN.
+template <ElementType kFormat, int kLanes, class Source, int kOctets>
+__device__ __forceinline__ Scale scale_of_octets(Octet<Source> (&octets)[kOctets],
+                                                 bool power_of_two) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (auto& octet : octets) {
+    largest = Word<Source>::max(largest, octet.largest_after_poisoning());
+    octet.stay_packed();
+  }
+  largest = Word<Source>::max_over(largest, kLanes);
+  return scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
+}
 
 // Stores the first `count` bytes of `pieces`. With `kAligned`, pieces start at multiples of their
 // size, and are stored as a whole or not at all.

@@ -37,7 +37,8 @@ struct SwappedScaledRoles : ScaledLoading<TileRoles<Problem>, SwappedScaledMainl
   static_assert(sizeof(Shared) <= Config::kSharedMemory, "the stages leave no room for the ring");
 
   // All threads wait for the previous kernel, which may write the sizes of groups and all operands
-  // except weights. What comes before that wait takes most of a block's start.
+  // except weights. The statements before
+  // that wait take most of the time of a block's start.
   __device__ static void initialize(Params const& params, Shared& shared) {
     let_next_begin();
     prefetch_first(params);

@@ -42,7 +42,7 @@ def tiny(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Returns a cache of runs. Its keys are preset and options, which determine a run's results."""
+    """Returns a cache of runs by preset and options, which determine the results of a run."""
     return {}
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.mlp.decode import plan
 from jax_grouped_gemm._src.mlp.fp8.decode import primitive
 from jax_grouped_gemm._src.mlp.fp8.decode.operands import Fp8DecodeOperands
 from jax_grouped_gemm._src.mlp.fp8.layer import layer_of
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
+from tests.support.decode import Decoding
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 T, D, F, E, TOP = 12, 128, 208, 8, 2
@@ -44,28 +41,12 @@ def of_arrays(x, logits, *arrays, **options):
     return moe.dropless_mlp(x, moe.route(logits, TOP), *arrays, **options)
 
 
-def is_decoded(function, *arguments) -> bool:
-    # Trace a new function, because JAX caches traces of functions.
-    traced = jax.make_jaxpr(lambda *given: function(*given))(*arguments)
-    return "decode_fp8_mlp[" in str(traced)
-
-
-@functools.cache
-def jitted(function, most_pairs: int):
-    """Returns a new function, because JAX caches traces, for this value of `plan.MOST_PAIRS`."""
-    return jax.jit(lambda *given: function(*given))
-
-
-def decoded(function, *arguments):
-    assert is_decoded(function, *arguments)
-    return jitted(function, plan.MOST_PAIRS)(*arguments)
-
-
-def sorted_before(function, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MOST_PAIRS", 0)
-        assert not is_decoded(function, *arguments)
-        return jitted(function, plan.MOST_PAIRS)(*arguments)
+DECODING = Decoding("decode_fp8_mlp")
+is_decoded, decoded, sorted_before = (
+    DECODING.is_decoded,
+    DECODING.decoded,
+    DECODING.sorted_before,
+)
 
 
 def random_layer(rng, *, experts, local, tokens, top_k, embed, hidden, power_of_two=False):

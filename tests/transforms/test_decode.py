@@ -23,6 +23,7 @@ from jax_grouped_gemm._src.mlp.decode import primitive as decode
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
+from tests.support.decode import Decoding
 from tests.support.partition import (
     AUTO,
     EIGHT,
@@ -63,27 +64,12 @@ def layer(x, logits, wi_0, wi_1, wo, *biases, **options):
     )
 
 
-def is_decoded(function, *arguments) -> bool:
-    # Trace a new function, because JAX caches traces of functions.
-    return "decode_mlp[" in str(jax.make_jaxpr(lambda *given: function(*given))(*arguments))
-
-
-@functools.cache
-def jitted(function, most_pairs: int):
-    """Returns a new function, because cached traces are for another `plan.MOST_PAIRS`."""
-    return jax.jit(lambda *given: function(*given))
-
-
-def decoded(function, *arguments):
-    assert is_decoded(function, *arguments)
-    return jitted(function, plan.MOST_PAIRS)(*arguments)
-
-
-def sorted_before(function, *arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MOST_PAIRS", 0)
-        assert not is_decoded(function, *arguments)
-        return jitted(function, plan.MOST_PAIRS)(*arguments)
+DECODING = Decoding("decode_mlp")
+is_decoded, decoded, sorted_before = (
+    DECODING.is_decoded,
+    DECODING.decoded,
+    DECODING.sorted_before,
+)
 
 
 @pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8"])

@@ -39,7 +39,7 @@ def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
 
 
 # `_scatter` takes the steps of `_gather` backwards, so that JAX transposes one into the other.
-# The same holds for `_scatter_by_shifts` and `_gather_by_shifts`. Copies are made in float32 at
+# `_scatter_by_shifts` takes those of `_gather_by_shifts` backwards. Copies are made in float32 at
 # least, because their transpose is a sum over devices, which needs this precision.
 
 

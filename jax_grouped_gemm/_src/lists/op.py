@@ -42,7 +42,7 @@ SHAPE_PARAMS = ("num_problems", *(f"has_{name}" for name in OPTIONAL))
 class ListOp(Op):
     """An operation on a list of problems.
 
-    Its operands are the alphas of all problems, then all a, and so on in the order of `Problem`.
+    The operands are the alphas of all problems, then all a, and so on in the order of `Problem`.
 
     Parameters of the primitive: num_problems; has_alpha, has_b, has_beta, has_c and has_diagonal,
     whether there are such operands; result_dtype; and the operation's own parameters.

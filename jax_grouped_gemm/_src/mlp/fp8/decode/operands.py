@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.mlp.operands import DecodeOperands
 class Fp8DecodeOperands:
     """The operands of an FP8 layer of tokens that are not sorted by expert.
 
-    Kernels read the quantised matrices. Those of `given.experts` are for derivatives in bf16.
+    Kernels read the quantised matrices. Derivatives in bf16 read the matrices of `given.experts`.
     """
 
     given: DecodeOperands
