@@ -25,11 +25,10 @@ inline RaggedDotArguments product_of(WeightGradientArguments const& a, int i) {
 }
 
 // The columns are those of the first product, in whole boxes, and then those of the second product.
-template <class Config_, bool kGathersLhs_, bool kGathersOwnRows_ = false>
-struct WeightGradients
-    : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_> {
+template <class Config_, bool kGathersLhs_>
+struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_> {
   using Config = Config_;
-  using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_, kGathersOwnRows_>;
+  using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_>;
   using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/2>;
   static_assert(!sm90::kIsNarrow<Config>);
 
@@ -85,9 +84,9 @@ struct WeightGradients
 // transpose.
 template <class Config_>
 struct DownWeightGradient
-    : sm90::RaggedContracting<Config_, /*kAdds=*/false, /*kGathersLhs=*/true, /*kOwn=*/true> {
+    : sm90::RaggedContracting<Config_, /*kAdds=*/false, /*kGathersLhs=*/true> {
   using Config = Config_;
-  using Base = sm90::RaggedContracting<Config, /*kAdds=*/false, true, true>;
+  using Base = sm90::RaggedContracting<Config, /*kAdds=*/false, /*kGathersLhs=*/true>;
   using Params = typename Base::Params;
   using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/1, /*kTransposes=*/true>;
 

@@ -20,19 +20,18 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
           using Cut = sm90::CutContracting<Whole>;
           return sm90::launch_contracting<Whole, Cut>(arguments, stream);
         };
+        constexpr bool kIsWide = std::is_same_v<decltype(tile), sm90::WideTile>;
         if constexpr (gathers.value) {
           if (arguments.rhs[1] == nullptr) {
             return launch(std::type_identity<DownWeightGradient<Config>>{});
           }
-          // Two tiles side by side can share the rows that they gather.
-          using Shares = WeightGradients<Config, true>;
-          if (Shares::columns(arguments) != 2 * Config::kTileN) {
-            return launch(std::type_identity<WeightGradients<Config, true, true>>{});
-          }
         }
-        return launch(std::type_identity<WeightGradients<Config, gathers.value>>{});
+        if constexpr (kIsWide || (gathers.value && !sm90::kIsNarrow<Config>)) {
+          return launch(std::type_identity<WeightGradients<Config, gathers.value>>{});
+        }
+        return kNotCompiled;
       },
-      OneTileOf<TileTable<sm90::WideTile>>{config}, Flag{arguments.rows != nullptr});
+      OneTileOf<sm90::WeightGradientTiles>{config}, Flag{arguments.rows != nullptr});
 }
 
 }  // namespace jgg::mlp

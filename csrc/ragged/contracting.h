@@ -15,17 +15,14 @@
 namespace jgg::sm90 {
 
 // With `kAdds_`, tiles are added to the previous float32 result. With `kGathersLhs_`, rows of lhs
-// lie anywhere in memory. With `kGathersOwnRows_` too, each CTA loads all of its rows itself
-// (sm90/gather.h).
-template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false,
-          bool kGathersOwnRows_ = false>
+// lie anywhere in memory, and each CTA loads all of its rows itself (sm90/gather.h).
+template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false>
 struct RaggedContracting {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kAdds = kAdds_;
   static constexpr bool kGathersLhs = kGathersLhs_;
-  static constexpr bool kGathersOwnRows = kGathersOwnRows_;
-  static constexpr bool kSharesLhs = kGathersLhs && !kGathersOwnRows;
+  static constexpr bool kGathersOwnRows = kGathersLhs;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // No operand may be contiguous along the ragged dimension. Otherwise boxes would start and end at
   // multiples of 16 bytes, and stages would hold rows of other groups.
@@ -34,9 +31,13 @@ struct RaggedContracting {
   static constexpr bool kKeepsStep = false;
   static constexpr bool kSpreadsStores = true;
 
+  // Clusters that take units in turn read the rows of a group at the same time, and so from the
+  // same pages of device memory. Even shares are faster only if rows are gathered, because these
+  // rows are in L2.
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/1, kSharesLhs>;
+                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/1,
+                                       std::conditional_t<kGathersLhs, EvenShares, RoundRobin>>;
   template <class Warp>
   using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
@@ -45,8 +46,7 @@ struct RaggedContracting {
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
-    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster, kSharesLhs>
-        grid;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
     GatheredRows rows;
     int m;
     int n;
@@ -77,13 +77,12 @@ struct RaggedContracting {
                 kRaggedRows, end(params, work, params.lhs_batched));
   }
 
-  // Returns the number of the row of memory that is row `row` of the group, or -1 past the group's
-  // last row. With `kGathersOwnRows`, rows past the last row are copies of the last row, because
-  // boxes of zeros are slower. Products with these copies are zero, because rhs has zeros past the
-  // group's last row. Only an infinity in the last row makes NaN.
+  // Returns the index of the row of memory that is row `row` of the group. Rows past the group's
+  // last row are copies of the last row, because boxes of zeros are slower. Products with these
+  // copies are zero, because rhs has zeros past the group's last row. Only an infinity in the last
+  // row makes NaN.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
-    if constexpr (kGathersOwnRows) row = min(row, work.extent - 1);
-    return row < work.extent ? params.rows.of[work.begin + row] : -1;
+    return params.rows.of[work.begin + min(row, work.extent - 1)];
   }
   __device__ static int gathered_row(Params const& params, int index) {
     return params.rows.row(index);

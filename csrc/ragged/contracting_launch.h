@@ -11,11 +11,13 @@
 namespace jgg::sm90 {
 
 // The mainloop for whole tiles. Narrow tiles release no stages early, because they have more stages
-// to load ahead.
+// to load ahead, except with rows that are gathered, which are late in every step.
 template <class Problem>
 using WholeMainloop = std::conditional_t<
     Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
-    CooperativeMainloop<Problem, kIsNarrow<typename Problem::Config> ? kNoSteps : kStepsOfParams>>;
+    CooperativeMainloop<Problem, kIsNarrow<typename Problem::Config> && !kGathersLhs<Problem>
+                                     ? kNoSteps
+                                     : kStepsOfParams>>;
 
 // Launches a kernel of whole tiles. If some group sizes would make pieces faster, launches a kernel
 // that chooses between whole tiles and the pieces of `Cut`.

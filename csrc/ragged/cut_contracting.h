@@ -47,8 +47,7 @@ struct CutContracting : Whole_ {
                                         int clusters) {
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                             Config::kCluster, Whole::kSharesLhs>(params.groups, params.grid, cuts,
-                                                                  cluster, clusters);
+                             Config::kCluster>(params.groups, params.grid, cuts, cluster, clusters);
   }
 
   template <class Arguments>

@@ -32,6 +32,10 @@ using StreamKTiles =
 // results.
 using ContractingTiles = TileTable<WideTile, Tile<128, 192, 2, KernelKind::kPingpong>, NarrowTile>;
 
+// Gradients of weights. The smaller tiles have kernels that gather rows, and the smallest has a
+// kernel for the down projection alone.
+using WeightGradientTiles = TileTable<WideTile, Tile<128, 192, 2>, NarrowTile>;
+
 // Tiles of contracting products whose unequal groups are cut along the rows. Consumers share a tile
 // that is cut, even in kernels in which they take whole tiles alternately.
 using CutTiles = TileTable<WideTile, NarrowTile>;

@@ -26,10 +26,10 @@ struct ChainSteps {
 //
 // `cuts` may be for chains that are a little longer or shorter than these chains. The last range of
 // a chain then ends where the chain ends.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
 class ContractingPieces {
  public:
-  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster, kSharesLhs>;
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
 
   // Keeps a reference to `cuts`.
   JGG_HOST_DEVICE ContractingPieces(GroupSizes const& groups, Grid const& grid,

@@ -104,21 +104,21 @@ class NoncontractingSchedule {
 constexpr int kTileChange = 2;
 
 // The sizes that all groups of a contracting product share, computed on the host.
-template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
+template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {
   // If groups have at most this many rows on average, most groups take a single step, so nearly all
   // groups cost the same.
   static constexpr int kEqualRows = kTileK / 2;
-  // If all units of an average group have at most this many steps together, clusters take units in
-  // turn. To find the cluster that is free first takes about a microsecond per group, in which all
-  // clusters together compute 110 steps. If clusters take units in turn, kernels take three
-  // quarters of the time with 66 steps per group, and 5 % more time with 72 steps.
+  // If all units of an average group have at most this many steps together, clusters do not look
+  // for the one that is free first. This takes about a microsecond per group, in which all clusters
+  // together compute 110 steps. If clusters take units in turn instead, kernels take three quarters
+  // of the time with 66 steps per group, and 5 % more time with 72 steps.
   static constexpr int kFewSteps = 66;
 
-  Raster<kCluster, kSharesLhs> raster;
-  int units;     // of each group
-  int hot_rows;  // groups of more rows than this come first
-  bool in_turn;  // clusters take units in turn
+  Raster<kCluster> raster;
+  int units;           // of each group
+  int hot_rows;        // groups of more rows than this come first
+  bool has_few_steps;  // an average group has at most kFewSteps steps
 
   ContractingGrid() = default;
   // If groups have at most `few_rows` rows on average, they keep their order.
@@ -127,8 +127,8 @@ struct ContractingGrid {
         units(raster.units()),
         hot_rows(groups.rows) {
     int const mean = groups.rows / groups.groups;
-    if (mean > few_rows) hot_rows = 2 * mean;
-    in_turn = int64_t(units) * (ceil_div(mean, kTileK) + kTileChange) <= kFewSteps;
+    has_few_steps = int64_t(units) * (ceil_div(mean, kTileK) + kTileChange) <= kFewSteps;
+    if (mean > few_rows) hot_rows = has_few_steps ? 2 * mean : mean;
   }
 };
 
@@ -136,16 +136,20 @@ struct ContractingGrid {
 // same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
 // memory to start at multiples of kPad rows.
 //
-// Groups of more than twice the mean size come first, unless the mean is small. If their long tiles
-// began last, a few clusters would still be busy when all others are done.
+// Groups of more than the mean size come first, or of more than twice the mean if groups have few
+// steps, unless the mean is small. If their long tiles began last, a few clusters would still be
+// busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
-          int kPad = 1, bool kSharesLhs = false>
+          int kPad = 1, class TurnsOfFewSteps_ = RoundRobin>
 class ContractingSchedule {
  public:
-  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster, kSharesLhs>;
+  using TurnsOfFewSteps = TurnsOfFewSteps_;
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
 
   JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, Grid const& grid)
-      : grid_(grid), cursor_(groups, Units{groups.local_groups, grid.units}, grid.hot_rows) {}
+      : groups_(groups),
+        grid_(grid),
+        cursor_(groups, Units{groups.local_groups, grid.units}, grid.hot_rows) {}
 
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
@@ -165,18 +169,45 @@ class ContractingSchedule {
     return true;
   }
 
-  JGG_HOST_DEVICE bool in_turn() const { return grid_.in_turn; }
+  JGG_HOST_DEVICE bool has_few_steps() const { return grid_.has_few_steps; }
 
   // Sets `run` to the units of the group that owns `unit`. All units of a group cost the same.
   // Returns false past the last unit.
   JGG_HOST_DEVICE bool run(int unit, Run& run) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
-    run = {segment.first_unit + grid_.units, ceil_div(segment.extent, kTileK) + kTileChange};
+    run = {segment.first_unit + grid_.units, cost_of(segment.extent)};
     return true;
   }
 
+  // For EvenShares.
+  JGG_HOST_DEVICE int cost() const {
+    int cost = 0;
+    Warp::each([&](int lane) {
+      for_each_local_size(groups_, lane, [&](int size) {
+        // The sum stops growing before it overflows. Shares are then uneven.
+        if (cost < kMostCost) cost += cost_of(size);
+      });
+    });
+    cost = Warp::total(cost < kMostCost ? cost : kMostCost);
+    return (cost < kMostCost ? cost : kMostCost) * grid_.units;
+  }
+  JGG_HOST_DEVICE int first_unit(int cost, int& before) {
+    Segment segment;
+    if (!cursor_.seek_cost(cost, cost_of, segment, before)) return kPastAllUnits;
+    int const of_unit = cost_of(segment.extent), doubled = 2 * (cost - before) - of_unit;
+    int const units = doubled <= 0 ? 0 : ceil_div(doubled, 2 * of_unit);
+    before += units * of_unit;
+    return segment.first_unit + units;
+  }
+
  private:
+  // Of one unit of each group. With few steps, a group has few units.
+  static constexpr int kMostCost = 1 << 24;
+
+  // Returns the cost of each unit of a group.
+  JGG_HOST_DEVICE static int cost_of(int rows) { return ceil_div(rows, kTileK) + kTileChange; }
+
   struct Units {
     int local_groups;
     int units;
@@ -185,6 +216,7 @@ class ContractingSchedule {
     }
   };
 
+  GroupSizes const& groups_;
   Grid const& grid_;
   SegmentCursor<Warp, Units, kPad, /*kHotFirst=*/true> cursor_;
 };

@@ -69,8 +69,40 @@ class SegmentCursor {
       if (!next_window()) return false;
     }
     int const target = unit - units_before_;
-    int const lane =
-        Warp::first(Warp::map([target](int end) { return int(target < end); }, units_end_));
+    segment = segment_of(
+        Warp::first(Warp::map([target](int end) { return int(target < end); }, units_end_)));
+    return true;
+  }
+
+  // Finds the first segment at whose end all units so far cost more than `cost`. Each unit of a
+  // segment costs cost_of(extent). `before` becomes the cost of all units before the segment.
+  // Returns false if all units cost at most `cost`. Call it before the first call of seek().
+  template <class CostOf>
+  JGG_HOST_DEVICE bool seek_cost(int cost, CostOf cost_of, Segment& segment, int& before) {
+    before = 0;
+    while (true) {
+      Int const costs =
+          Warp::map([=](int begin, int end, int first_unit,
+                        int units_end) { return (units_end - first_unit) * cost_of(end - begin); },
+                    Warp::shift_up(rows_end_, rows_before_), rows_end_,
+                    Warp::shift_up(units_end_, 0), units_end_);
+      Int const ends = Warp::scan(costs, [](int a, int b) { return a + b; });
+      int const target = cost - before;
+      int const lane =
+          Warp::first(Warp::map([target](int end) { return int(target < end); }, ends));
+      if (lane < kWarpSize) {
+        if (lane > 0) before += Warp::read(ends, lane - 1);
+        segment = segment_of(lane);
+        return true;
+      }
+      before += Warp::read(ends, kWarpSize - 1);
+      if (!next_window()) return false;
+    }
+  }
+
+ private:
+  JGG_HOST_DEVICE Segment segment_of(int lane) const {
+    Segment segment;
     segment.batch = batch_;
     segment.local_group = window_ + lane - offset_;
     segment.begin = lane == 0 ? rows_before_ : Warp::read(rows_end_, lane - 1);
@@ -80,10 +112,9 @@ class SegmentCursor {
       segment.stored_begin = stored_before_ + (lane == 0 ? 0 : Warp::read(stored_end_, lane - 1));
     }
     segment.first_unit = units_before_ + (lane == 0 ? 0 : Warp::read(units_end_, lane - 1));
-    return true;
+    return segment;
   }
 
- private:
   JGG_HOST_DEVICE static int clamp(int value, int low, int high) {
     return value < low ? low : value > high ? high : value;
   }

@@ -17,8 +17,7 @@ struct SkewedWork {
 };
 
 // Estimates the time of whole tiles and of pieces, from the sizes alone, so that all thread blocks
-// reach the same answer. Every size counts, even if earlier groups have used up all rows, because
-// either answer gives correct results.
+// reach the same answer. Either answer gives correct results, whatever the sizes are.
 //
 // Whole tiles take at least as long as the largest groups, dealt to all clusters, and at least as
 // long as all tiles divided by the number of clusters. Whole tiles include tiles of zeros, which
@@ -74,25 +73,13 @@ class Skew {
 
   JGG_HOST_DEVICE static float max(float a, float b) { return a > b ? a : b; }
 
-  // Returns the cost of each unit of the group `group`, 0 if it has no rows.
-  JGG_HOST_DEVICE int cost_of(int const* sizes, long long group) const {
-    if (group < 0 || group >= groups_.groups) return 0;
-    int const size = sizes[group];
-    if (size <= 0) return 0;
-    return ceil_div(size < groups_.rows ? size : groups_.rows, kTileK) + kTileChange;
-  }
-
-  // Calls function(cost) for each local group that `lane` looks at, one in kWarpSize.
+  // Calls function(cost) for each local group that `lane` looks at, with the cost of each unit of
+  // the group, 0 if the group has no rows.
   template <class Function>
   JGG_HOST_DEVICE void for_each(int lane, Function function) const {
-    for (int batch = 0; batch < groups_.batches; ++batch) {
-      int const* const sizes =
-          groups_.sizes + static_cast<long long>(batch) * groups_.sizes_batch_stride;
-      long long const offset = groups_.offset[batch * groups_.offset_batch_stride];
-      for (int group = lane; group < groups_.local_groups; group += kWarpSize) {
-        function(cost_of(sizes, offset + group));
-      }
-    }
+    for_each_local_size(groups_, lane, [&](int size) {
+      function(size == 0 ? 0 : ceil_div(size, kTileK) + kTileChange);
+    });
   }
 
   JGG_HOST_DEVICE Summary summary() const {

@@ -8,6 +8,9 @@
 
 namespace jgg {
 
+// A number past the last unit of every schedule.
+constexpr int kPastAllUnits = 0x7fffffff;
+
 // Consecutive units that cost the same.
 struct Run {
   int end;   // the unit after the last one
@@ -155,15 +158,56 @@ class EarliestFree {
   Loads<Warp, kMaxClusters> loads_;
 };
 
-// Calls `function` with a cluster's turns. If the schedule has in_turn() and it returns true,
-// clusters take units in turn. in_turn() is called once here, and not within `Turns`, because a
-// call within `Turns` made the compiler put sums of FP8 kernels into registers that cannot be read
-// at the same time as the addends.
+// Gives each cluster consecutive units that take an equal share of the time of all units. A unit is
+// part of the share in which its middle lies. Unlike EarliestFree, a cluster does not look at the
+// units of other clusters one by one. The schedule has, besides run():
+//
+//   cost()                    about the cost of all units together; the same for all clusters
+//   first_unit(cost, before)  the first unit whose middle is not before this cost of units;
+//                             `before` becomes the cost of all units before it. Called once, first
+class EvenShares {
+ public:
+  JGG_HOST_DEVICE EvenShares(int cluster, int clusters)
+      : cluster_(cluster), clusters_(clusters), unit_(-1), before_(0), end_(0), run_{0, 0} {}
+
+  template <class Schedule>
+  JGG_HOST_DEVICE int next(Schedule& schedule) {
+    if (unit_ < 0) {
+      int const all = schedule.cost();
+      unit_ = run_.end = schedule.first_unit(begin_of(all, cluster_), before_);
+      end_ = begin_of(all, cluster_ + 1);
+    }
+    if (unit_ == run_.end && !schedule.run(unit_, run_)) return unit_;
+    if (cluster_ + 1 < clusters_ && 2 * (end_ - before_) <= run_.cost) return kPastAllUnits;
+    before_ += run_.cost;
+    return unit_++;
+  }
+
+ private:
+  // Returns the cost before a cluster's share.
+  JGG_HOST_DEVICE int begin_of(int all, int cluster) const {
+    return static_cast<int>(static_cast<long long>(all) * cluster / clusters_);
+  }
+
+  int cluster_;
+  int clusters_;
+  int unit_;    // all units of this cluster before this one are given
+  int before_;  // the cost of all units before `unit_`
+  int end_;     // the cost of all units before the next cluster's share
+  Run run_;
+};
+
+// Calls `function` with a cluster's turns. If the schedule has has_few_steps() and it returns true,
+// these are the schedule's TurnsOfFewSteps. has_few_steps() is called once here, and not within
+// `Turns`, because a call within `Turns` made the compiler put sums of FP8 kernels into registers
+// that cannot be read at the same time as the addends.
 template <class Turns, class Schedule, class Function>
 JGG_HOST_DEVICE void with_turns(Schedule const& schedule, int cluster, int clusters,
                                 Function function) {
-  if constexpr (requires { schedule.in_turn(); }) {
-    if (schedule.in_turn()) return function(RoundRobin(cluster, clusters));
+  if constexpr (requires { schedule.has_few_steps(); }) {
+    if (schedule.has_few_steps()) {
+      return function(typename Schedule::TurnsOfFewSteps(cluster, clusters));
+    }
   }
   function(Turns(cluster, clusters));
 }

@@ -35,6 +35,7 @@ constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory
 constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
+constexpr int kStepsOfRows = 4;  // whose rows are found together: gather.h
 
 // Returns CuTe's name of a major.
 constexpr cute::GMMA::Major gmma_major(Major major) {
@@ -70,7 +71,10 @@ struct KernelConfig {
   static constexpr int kSubtileColumns = kRowBytes / sizeof(Output);
   static constexpr int kSubtiles = kTileN / kSubtileColumns;
   static constexpr int kSubtileBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kSubtileSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
+  static constexpr int kSubtileSlots = kSharesSlots         ? 3
+                                       : kTakesTurns        ? 4
+                                       : kSubtiles % 2 == 0 ? 2
+                                                            : 3;
   static constexpr int kSubtileRings = kSharesSlots ? 1 : kConsumers;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
@@ -109,7 +113,8 @@ struct SharedStorage {
   alignas(8) Barrier empty[Config::kStages];
   alignas(8) Barrier work_full[kWorkStages];
   alignas(8) Barrier work_empty[kWorkStages];
-  alignas(16) int rows[2 * kRowsPerConsumer];  // the numbers of the rows that gather.h loads
+  // The numbers of the rows that gather.h loads, of one tile or of kStepsOfRows steps.
+  alignas(16) int rows[kStepsOfRows * kRowsPerConsumer];
 };
 
 // How many of a tile's first steps release their stages early. Such a step releases its stage when

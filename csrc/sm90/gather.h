@@ -27,6 +27,18 @@ namespace jgg::sm90 {
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
+// Reads the numbers of rows from an address in shared memory.
+template <int kRows>
+__device__ __forceinline__ void read_rows(uint32_t from, int (&row)[kRows]) {
+#pragma unroll
+  for (int i = 0; i < kRows; i += 4) {
+    asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
+                 : "r"(from + i * 4)
+                 : "memory");
+  }
+}
+
 // Loads kRows boxes to consecutive rows of shared memory, in each of kCtas CTAs, from the rows of
 // memory whose numbers are in shared memory at `rows`. kBatch of these numbers are in registers at
 // a time.
@@ -36,16 +48,33 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
 #pragma unroll
   for (int first = 0; first < kRows; first += kBatch) {
     int row[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; i += 4) {
-      asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
-                   : "r"(rows + (first + i) * 4)
-                   : "memory");
-    }
+    read_rows(rows + first * sizeof(int), row);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       load_row<kCtas>(from, full, to + (first + i) * kRowBytes, column, row[i]);
+    }
+  }
+}
+
+// Loads kRows boxes as load_rows() does, from `column` on, and as many boxes of the same rows from
+// `second_column` on.
+template <int kRows>
+__device__ __forceinline__ void load_rows_twice(CUtensorMap const& from, uint32_t rows,
+                                                uint32_t full, uint32_t to, uint32_t second_to,
+                                                int column, int second_column) {
+  constexpr int kBatch = 8;
+  static_assert(kRows % kBatch == 0);
+#pragma unroll
+  for (int first = 0; first < kRows; first += kBatch) {
+    int row[kBatch];
+    read_rows(rows + first * sizeof(int), row);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      load_row<1>(from, full, to + (first + i) * kRowBytes, column, row[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      load_row<1>(from, full, second_to + (first + i) * kRowBytes, second_column, row[i]);
     }
   }
 }
@@ -83,56 +112,6 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
       }
     }
     stage += work.k_tiles;
-  });
-}
-
-// Stores to an address in shared memory, which takes one register, where a pointer takes two.
-__device__ inline void store_shared(uint32_t to, int value) {
-  asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-
-// The work of a loading warp if rows are contracted. Each step has other rows, and each CTA loads
-// half of their columns for both CTAs.
-template <class Problem, class Shared>
-__device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
-                                       int warp) {
-  using Config = typename Problem::Config;
-  static_assert(GathersLhs<Problem>);
-  static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
-  static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
-  // The statement is volatile, so that the lane is read here and takes no register of the
-  // consumers.
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  int const first_row = warp * kWarpSize;
-  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
-  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    // Query the rank again at each use, because no register is left to keep it.
-    auto const in_tile = [] { return int(rank_in_cluster<Config>()) * kRowsPerConsumer; };
-    bool const has_columns = Problem::rows_left(params, work) > in_tile();
-    auto const index_of = [&](int step) {
-      return Problem::gathered_index(params, work, step * Config::kTileK + first_row + lane);
-    };
-    int index = work.k_tiles > 0 ? index_of(0) : -1;
-    for (int step = 0; step < work.k_tiles; ++step, ++stage) {
-      store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
-      __syncwarp();
-      // The next index comes from device memory. It is not used before the rows of this step are
-      // on their way.
-      index = index_of(step + 1);
-      if (cute::elect_one_sync()) {
-        shared.empty[stage.stage].wait(stage.phase ^ 1);
-        if (has_columns) {
-          load_rows<Config::kCluster>(
-              Problem::gathered(params), rows,
-              cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address()),
-              cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) +
-                  rank_in_cluster<Config>() * Config::kLhsBoxBytes + first_row * kRowBytes,
-              work.m + in_tile());
-        }
-      }
-      __syncwarp();
-    }
   });
 }
 
@@ -182,55 +161,86 @@ __device__ void gather_own_rows(typename Problem::Params const& params, Shared& 
     }
     __syncwarp();
     if (cute::elect_one_sync()) {
-      bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
-      auto at = stage;
-      for (int step = 0; step < work.k_tiles; ++step, ++at) {
-        shared.empty[at.stage].wait(at.phase ^ 1);
-        load_found_rows<Problem, kWarpSize>(params, shared, at, first, step);
-        if (both) load_found_rows<Problem, kRowsOfSecondHalf>(params, shared, at, second, step);
+      // The branch is outside of the loop, because the boxes before a branch must leave before the
+      // boxes after it.
+      auto const load_steps = [&](auto both) {
+        auto at = stage;
+        for (int step = 0; step < work.k_tiles; ++step, ++at) {
+          shared.empty[at.stage].wait(at.phase ^ 1);
+          load_found_rows<Problem, kWarpSize>(params, shared, at, first, step);
+          if constexpr (both) {
+            load_found_rows<Problem, kRowsOfSecondHalf>(params, shared, at, second, step);
+          }
+        }
+      };
+      if (Problem::rows_left(params, work) > kRowsPerConsumer) {
+        load_steps(std::true_type{});
+      } else {
+        load_steps(std::false_type{});
       }
     }
     stage += work.k_tiles;
   });
 }
 
+// Stores to an address in shared memory, which takes one register, where a pointer takes two.
+__device__ inline void store_shared(uint32_t to, int value) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
 // Loads kRows rows of lhs from row `first` of each step on, if rows are contracted. Each half of
 // the tile's columns has its own boxes. `begin(stage)` is called before the boxes of a step are
 // issued. A whole warp calls this function.
+//
+// The numbers of rows come from device memory and go to the issuing thread through shared memory.
+// Both take long, so the numbers of kStepsOfRows steps go together, and the next ones are read
+// while boxes are issued.
 template <class Problem, int kRows, class Shared, class Stage, class Begin>
 __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Params const& params,
                                                          WorkTile const& work, Shared& shared,
                                                          Stage& stage, int first,
                                                          Begin const& begin) {
   using Config = typename Problem::Config;
-  constexpr int kBatch = 8;
+  constexpr int kIndices = kStepsOfRows * kRows / kWarpSize;  // of a lane
+  static_assert(kStepsOfRows * kRows % kWarpSize == 0);
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first]);
-  bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
-  auto const index_of = [&](int step) {
-    return Problem::gathered_index(params, work, step * Config::kTileK + first + lane);
+  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[kStepsOfRows * first]);
+  int index[kIndices];
+  auto const find = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kIndices; ++i) {
+      int const number = i * kWarpSize + lane;
+      int const row = number / kRows * Config::kTileK + number % kRows;
+      index[i] = Problem::gathered_index(params, work, step * Config::kTileK + first + row);
+    }
   };
-  int index = work.k_tiles > 0 ? index_of(0) : -1;
-  for (int step = 0; step < work.k_tiles; ++step, ++stage) {
-    if (lane < kRows) {
-      store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
+  if (work.k_tiles > 0) find(0);
+  for (int step = 0; step < work.k_tiles; step += kStepsOfRows) {
+#pragma unroll
+    for (int i = 0; i < kIndices; ++i) {
+      store_shared(rows + (i * kWarpSize + lane) * sizeof(int),
+                   Problem::gathered_row(params, index[i]));
     }
     __syncwarp();
-    // The next index comes from device memory. It is not used before the rows of this step are
-    // on their way.
-    index = index_of(step + 1);
+    find(step + kStepsOfRows);
+    int const steps = min(work.k_tiles - step, kStepsOfRows);
     if (cute::elect_one_sync()) {
-      shared.empty[stage.stage].wait(stage.phase ^ 1);
-      begin(stage);
-      uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address());
-      uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) + first * kRowBytes;
-      load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full, to, work.m);
-      if (both) {
-        load_rows<1, kRows, kBatch>(Problem::gathered(params), rows, full,
-                                    to + Config::kLhsBoxBytes, work.m + kRowsPerConsumer);
+      // Columns past the result repeat the tile's first half, because boxes of zeros are slower.
+      // Their products are not stored.
+      bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
+      int const second_column = both ? work.m + kRowsPerConsumer : work.m;
+      auto at = stage;
+      for (int i = 0; i < steps; ++i, ++at) {
+        shared.empty[at.stage].wait(at.phase ^ 1);
+        begin(at);
+        uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
+        uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + first * kRowBytes;
+        load_rows_twice<kRows>(Problem::gathered(params), rows + i * kRows * int(sizeof(int)), full,
+                               to, to + Config::kLhsBoxBytes, work.m, second_column);
       }
     }
+    stage += steps;
     __syncwarp();
   }
 }
@@ -258,20 +268,22 @@ __device__ void load_rhs_and_contracted_rows(typename Problem::Params const& par
                                              WorkTile const& work, Shared& shared, Stage& stage,
                                              int rank) {
   using Config = typename Problem::Config;
-  static_assert(!Config::kRhsBoxesSplitK);
   constexpr int kFirst = 2 * kContractedRows<Config>;
   int step = 0;
   auto const begin = [&](auto const& at) {
-    int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
+    bool const both =
+        Config::kRhsBoxesSplitK || Problem::columns_needed(params, work) > Config::kRhsBoxColumns;
+    int const rhs_boxes = both ? 2 : 1;
     Barrier& full = shared.full[at.stage];
-    full.arrive_and_expect_tx(rhs_boxes * Config::kRhsBoxBytes + lhs_boxes * Config::kLhsBoxBytes);
+    full.arrive_and_expect_tx(rhs_boxes * Config::kRhsBoxBytes + Config::kLhsBytes);
     BoxLoader<Config::kCluster> const loader(full.address(), rank);
     auto* const rhs = reinterpret_cast<uint8_t*>(shared.rhs[at.stage]);
 #pragma unroll
     for (int box = 0; box < Config::kBoxes; ++box) {
       if (box >= rhs_boxes) continue;
-      Problem::load_rhs(params, work, step * Config::kTileK, box * Config::kRhsBoxColumns, loader,
+      int const k = Config::kRhsBoxesSplitK ? box * Config::kRhsBoxDepth : 0;
+      int const column = Config::kRhsBoxesSplitK ? 0 : box * Config::kRhsBoxColumns;
+      Problem::load_rhs(params, work, step * Config::kTileK + k, column, loader,
                         rhs + box * Config::kRhsBoxBytes, box, work.share == Share::kRhs);
     }
     ++step;

@@ -31,6 +31,10 @@ struct LoadingRoles : TileRoles<Problem> {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
+  // The warps that gather contracted rows keep the numbers of rows of several steps.
+  static constexpr Registers kRegisters =
+      kGathersOwnRows<Problem> && Config::kLhsMajor == Major::kMN ? kPieceRegisters
+                                                                  : kTileRegisters;
 
   __device__ static void initialize(Params const&, Shared& shared) {
     initialize_barriers<Mainloop>(shared, 1 + kGatheringWarps<Problem>);
@@ -49,10 +53,8 @@ struct LoadingRoles : TileRoles<Problem> {
       } else {
         gather_own_contracted_rows<Problem>(params, shared, warp);
       }
-    } else if constexpr (Config::kLhsMajor == Major::kK) {
-      gather_rows<Problem>(params, shared, rank, warp);
     } else {
-      gather_contracted_rows<Problem>(params, shared, warp);
+      gather_rows<Problem>(params, shared, rank, warp);
     }
   }
 };

@@ -83,21 +83,18 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
 // Lists the pieces of chains that are cut as if their length were `length`.
 TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
                                     int batches, int local_groups, int m, int k, int n, int tile_m,
-                                    int tile_n, int cluster, int clusters, int length, int longest,
-                                    bool shares_lhs) {
+                                    int tile_n, int cluster, int clusters, int length,
+                                    int longest) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
   with_tile(sm90::CutTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
-    auto const list = [&](auto shares_lhs) {
-      using Schedule = ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
-                                         Tile::kCluster, shares_lhs.value>;
-      typename Schedule::Grid const grid(groups, k, n);
-      ChainCuts const cuts(grid.units, length, longest, clusters);
-      return list_pieces([&](int own) { return Schedule(groups, grid, cuts, own, clusters); },
+    using Schedule =
+        ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;
+    typename Schedule::Grid const grid(groups, k, n);
+    ChainCuts const cuts(grid.units, length, longest, clusters);
+    pieces = list_pieces([&](int own) { return Schedule(groups, grid, cuts, own, clusters); },
                          Tile::kCluster, clusters);
-    };
-    pieces = shares_lhs ? list(std::true_type{}) : list(std::false_type{});
     return cudaSuccess;
   });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
@@ -153,8 +150,7 @@ void define_piece_schedules(nb::module_& module) {
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a);
   module.def("ragged_contracting_pieces", &ragged_contracting_pieces, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a, "longest"_a,
-             "shares_lhs"_a = false);
+             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a, "longest"_a);
   module.def("chain_ranges", &chain_ranges, "chains"_a, "length"_a, "longest"_a, "clusters"_a);
   module.def("most_chain_sums", &most_chain_sums, "chains"_a, "clusters"_a);
   module.def("worthwhile_chain_length", &worthwhile_chain_length, "group_sizes"_a, "group_offset"_a,

@@ -100,11 +100,11 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
   return to_array(tiles);
 }
 
-template <class Tile, int kTileK, int kAlign, int kPad, bool kSharesLhs = false>
+template <class Tile, int kTileK, int kAlign, int kPad, class TurnsOfFewSteps = RoundRobin>
 std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int few_rows,
                                           int clusters) {
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
-                                       Tile::kCluster, kAlign, kPad, kSharesLhs>;
+                                       Tile::kCluster, kAlign, kPad, TurnsOfFewSteps>;
   check_clusters(clusters, Tile::kCluster);
   typename Schedule::Grid const grid(groups, k, n, few_rows);
   return list_tiles<SimulatedTurns<Tile>>(Schedule(groups, grid), Tile::kCluster, clusters);
@@ -113,7 +113,7 @@ std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                    int batches, int local_groups, int m, int k, int n, int tile_m,
                                    int tile_n, int cluster, int align, int clusters,
-                                   bool shares_lhs) {
+                                   bool in_shares) {
   GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
   list_first(
@@ -121,11 +121,12 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          auto const list = [&](auto shares_lhs) {
-            return contracting_tiles<Tile, kTileK, alignment.value, 1, shares_lhs.value>(
-                groups, k, n, kFewRows, clusters);
+          auto const list = [&]<class Turns>(std::type_identity<Turns>) {
+            return contracting_tiles<Tile, kTileK, alignment.value, 1, Turns>(groups, k, n,
+                                                                              kFewRows, clusters);
           };
-          return shares_lhs ? list(std::true_type{}) : list(std::false_type{});
+          return in_shares ? list(std::type_identity<EvenShares>{})
+                           : list(std::type_identity<RoundRobin>{});
         });
         return true;
       },
@@ -328,7 +329,7 @@ void define_schedules(nb::module_& module) {
              "shares_lhs"_a = false);
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "shares_lhs"_a = false);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "in_shares"_a = false);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);

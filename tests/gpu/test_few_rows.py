@@ -12,7 +12,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
+from jax_grouped_gemm._src.mlp.kernels import FEW_ROWS_TILE
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp, oracle

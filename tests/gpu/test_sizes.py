@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.activations import ACTIVATIONS
 from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import ragged_hidden_gradients
-from jax_grouped_gemm._src.mlp.plan import FORWARD_KERNELS
+from jax_grouped_gemm._src.mlp.kernels import FORWARD_KERNELS
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.sizes import LARGEST_SIZE
 from tests.support import fp8_oracle

@@ -193,12 +193,9 @@ def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
     return len(slots)
 
 
-def units_of(problem: Problem, *, shares_lhs: bool = False) -> int:
-    """Returns how many units of work a group has. A unit is a pair of tiles along M if possible, or
-    always along N with `shares_lhs`."""
+def units_of(problem: Problem) -> int:
+    """Returns how many units of work a group has. A unit is a pair of tiles along M if possible."""
     rows, columns = -(-problem.k // problem.tile_m), -(-problem.n // problem.tile_n)
-    if shares_lhs:
-        return rows * -(-columns // 2)
     pairs, odd = divmod(rows, 2)
     return pairs * columns + odd * -(-columns // 2)
 
@@ -219,12 +216,9 @@ def test_random_problems(schedules, rng):
         # The kernel only estimates the length, so try other lengths as well.
         length = int(rng.choice([length, length, length // 2, 2 * length]))
         most = int(rng.choice([most, most // 8, 8 * most]))
-        shares_lhs = bool(rng.integers(2))
         try:
-            pieces = pieces_of(schedules, problem, length, most, shares_lhs=shares_lhs)
-            assert (pieces.share == LHS).all() or not shares_lhs
-            units = units_of(problem, shares_lhs=shares_lhs)
-            most_sums = schedules.most_chain_sums(units, problem.clusters)
+            pieces = pieces_of(schedules, problem, length, most)
+            most_sums = schedules.most_chain_sums(units_of(problem), problem.clusters)
             num_cut += check_pieces(problem, pieces, most_sums) > 0
         except AssertionError as error:
             raise AssertionError(f"{problem}, length {length}: {error}") from error

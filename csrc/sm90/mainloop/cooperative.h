@@ -209,8 +209,7 @@ class CooperativeMainloop {
   // Returns the descriptors of the tile's first kColumns columns in the first stage.
   template <int kColumns, class TiledMma>
   __device__ static auto rhs_descriptors(TiledMma const& mma, Shared& shared) {
-    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),
-                                        SmemLayout<Config::kRhsMajor, kColumns>{});
+    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]), RhsLayout<kColumns>{});
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
   }

@@ -294,6 +294,10 @@ class PairedWeightsOperands:
     d1: jax.Array
     groups: Groups
 
+    @property
+    def columns(self) -> Any:
+        return self.d0.shape[1]
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +307,10 @@ class DownWeightsOperands:
     rows: Rows  # the rows of dy
     hidden: jax.Array  # [m, F]
     groups: Groups
+
+    @property
+    def columns(self) -> Any:
+        return self.hidden.shape[1]
 
 
 @jax.tree_util.register_dataclass

@@ -9,11 +9,18 @@ from typing import Any
 
 import jax
 
-from jax_grouped_gemm._src.arrays import is_static, round_up
+from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.invariance import is_invariant
 from jax_grouped_gemm._src.mlp import in_place
+from jax_grouped_gemm._src.mlp.kernels import (
+    DOWN_WEIGHTS_KERNELS,
+    FORWARD_KERNELS,
+    GRADIENT_KERNELS,
+    PAIRED_KERNELS,
+    WEIGHTS_KERNELS,
+)
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
     DownWeightsOperands,
@@ -27,13 +34,10 @@ from jax_grouped_gemm._src.op import Planner, op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     COMPOSED,
-    DEFAULT_TILE,
     XLA,
     Plan,
-    TileConfig,
     TiledKernel,
     able,
-    always,
     choose,
     passed_over,
     refusals,
@@ -46,62 +50,10 @@ from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 
 SLAB_COLUMNS = 64  # columns of a matrix that kernels load at a time
 
-FEW_ROWS_MOST = 8
-FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
-"""Mean rows a group up to which the kernel that reads weights once pays, and this kernel's tile."""
-
 # Columns up to which the weight gradients of gate and up are faster as one product than as two, by
 # 1 to 11 % (docs/notes/moe.md). But one product keeps both gradients of the hidden layer until both
 # results are written. With two products, XLA may put a result into the place of a gradient.
 PAIRED_COLUMNS = 2048
-
-# Tiles of the gradient of hidden. The two consumers take turns with them.
-WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
-# The cost of a column of a narrow tile, in columns of a wide tile. Narrow tiles read operands more
-# often. Measured: 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
-NARROW_COLUMN = 1.2
-
-
-def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) -> bool:
-    rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
-    return is_static(rows, groups) and rows <= FEW_ROWS_MOST * groups
-
-
-def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
-    """Whether a narrow tile wastes less at the last columns."""
-    columns = problem.operands.gate.shape[1]
-    wide, narrow = (round_up(columns, tile.tile_n) for tile in (WIDE_GRADIENT, NARROW_GRADIENT))
-    return wide > NARROW_COLUMN * narrow
-
-
-_of_mlp = functools.partial(TiledKernel, lhs=("bfloat16",), in_order=always)
-
-FORWARD_KERNELS = (
-    _of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
-    _of_mlp(
-        tile=FEW_ROWS_TILE,
-        schedule="few_rows",
-        record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
-        pays=_few_rows_pay,
-    ),
-)
-"""The table for hidden layers and for products that add biases."""
-
-GRADIENT_KERNELS = (
-    _of_mlp(
-        tile=WIDE_GRADIENT, schedule="pingpong", record=("h200_moe.json", "qwen3_30b/moe_step")
-    ),
-    _of_mlp(
-        tile=NARROW_GRADIENT,
-        schedule="pingpong",
-        record=("h200_moe.json", "sonic_7b/moe_step"),
-        pays=_narrow_pays,
-    ),
-)
-"""The table for gradients of hidden layers."""
-
-PAIRED_KERNELS = (_of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
-"""The table for two products in one launch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +181,7 @@ def _gradient_epilogue(problem: MlpProblem[GradientOperands]) -> str:
 def _paired_weights(plan: MlpPlan) -> MlpPlan:
     """Completes the plan of the gradients of gate and up."""
     given, (_, kernel) = plan.problem.operands, plan.launched
-    columns = given.d0.shape[1]
+    columns = given.columns
     reads = in_place.in_gradients(given.groups, given.rows.num_rows, columns)
     both = 2 * round_up(columns, kernel.tile.tile_n)
     return _weights(plan, columns, both, in_place.gather(given.rows, reads))
@@ -244,7 +196,7 @@ def _gathering_dy(plan: MlpPlan) -> MlpPlan:
 
 def _down_weights(plan: MlpPlan) -> MlpPlan:
     """Completes the plan of the gradient of wo from dy in place."""
-    columns = plan.problem.operands.hidden.shape[1]
+    columns = plan.problem.operands.columns
     return _weights(plan, columns, columns, "in place")
 
 
@@ -325,7 +277,7 @@ def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
 
 
 def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
-    columns, asked = problem.operands.d0.shape[1], problem.params["tile_choices"].wgrad
+    columns, asked = problem.operands.columns, problem.params["tile_choices"].wgrad
     if columns > PAIRED_COLUMNS:
         return f"two products of {columns} columns are as fast, and may take less memory"
     is_compiled = asked in (None, PAIRED_KERNELS[0].tile)
@@ -357,13 +309,13 @@ FUSIONS = {
     ),
     "paired_ragged_dot": Fusion(PAIRED_KERNELS, lambda problem: "none, two products in one sum"),
     "paired_weight_gradients": Fusion(
-        PAIRED_KERNELS,
+        WEIGHTS_KERNELS,
         lambda problem: "none, two results",
         _unfused_paired_weights,
         _paired_weights,
     ),
     "down_weight_gradient": Fusion(
-        PAIRED_KERNELS, lambda problem: "none, stored as its transpose", finish=_down_weights
+        DOWN_WEIGHTS_KERNELS, lambda problem: "none, stored as its transpose", finish=_down_weights
     ),
     "ragged_mlp_tangent": Fusion(),
 }

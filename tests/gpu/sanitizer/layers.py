@@ -8,7 +8,7 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
+from jax_grouped_gemm._src.mlp.kernels import FEW_ROWS_TILE
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.gpu.sanitizer import OFFSETS, SIZES, K, M, N
 from tests.support import group_sizes as sizes_of
