@@ -233,6 +233,134 @@ def test_compressed_tensors(rng):
     np.testing.assert_array_equal(got, np.swapaxes(want, 1, 2))
 
 
+def test_one_group_of_all_rows(rng):
+    """A group of all rows becomes groups of 128, and of other columns than a multiple of 8."""
+    k, n = 200, 12
+    codes = rng.integers(0, 16, (2, k, 16))
+    zeros = rng.integers(1, 16, (2, 1, 16))
+    scales = rng.uniform(0.5, 2, (2, 1, 16)).astype(np.float16)
+    rounded = scales.astype(BF16).astype(np.float64)
+    want, symmetric = (codes - zeros) * rounded, (codes - 8) * rounded
+    order = "0 4 1 5 2 6 3 7".split()  # the place of each column in AWQ's words
+    places = np.argsort([int(place) for place in order]) + 8 * np.arange(2)[:, None]
+    found = jgg.checkpoints.awq(
+        words(codes[..., places.reshape(-1)], 2), scales, words(zeros[..., places.reshape(-1)], 2)
+    )
+    np.testing.assert_array_equal(values(found), want)
+    qweight, cut = words(codes[..., :n], 1), scales[..., :n]
+    found = jgg.checkpoints.gptq(qweight, cut, words(zeros, 2), version=2)
+    np.testing.assert_array_equal(values(found), want[..., :n])
+    found = jgg.checkpoints.gptq(qweight, cut, g_idx=np.zeros((2, k), np.int32))
+    np.testing.assert_array_equal(values(found), symmetric[..., :n])
+    tensors = dict(
+        weight_packed=words(codes[..., :n].swapaxes(1, 2), 2),
+        weight_scale=cut.swapaxes(1, 2),
+        weight_shape=np.array([[n, k], [n, k]]),
+    )
+    found = jgg.checkpoints.compressed_tensors(tensors)
+    np.testing.assert_array_equal(values(found), symmetric[..., :n])
+    tensors["weight_zero_point"] = words(zeros.swapaxes(1, 2), 1)
+    found = jgg.checkpoints.compressed_tensors(tensors)
+    np.testing.assert_array_equal(values(found), want[..., :n])
+    # Without the number of rows, words of 8 bits could be meant.
+    del tensors["weight_shape"]
+    with pytest.raises(TypeError, match="weight_scale.*groups of 32, 64 or 128 of 200 rows"):
+        jgg.checkpoints.compressed_tensors(tensors)
+    with pytest.raises(TypeError, match="scales must be.*groups of 32, 64 or 128 of 200 rows"):
+        jgg.checkpoints.gptq(qweight, cut)
+
+
+def test_words_of_8_bits_are_refused(rng):
+    """Words of 8 bits, in groups of 64, look like words of 4 bits for twice as many rows."""
+    k, n = 256, 16
+    tensors = dict(
+        weight_packed=rng.integers(0, 2**31, (2, n, k // 4)).astype(np.int32),
+        weight_scale=np.ones((2, n, k // 64), BF16),
+        weight_shape=np.array([[n, k], [n, k]]),
+    )
+    with pytest.raises(
+        TypeError, match=r"weight_shape must be \(16, 512\).*4 bits, got \[\[16, 256"
+    ):
+        jgg.checkpoints.compressed_tensors(tensors)
+
+
+@pytest.mark.parametrize("format", ["int-quantized", "float-quantized", "mxfp4-pack-quantized"])
+def test_tensors_that_a_format_ignores_are_refused(rng, format):
+    """Zero points and an order of rows change weights. They may be there if they change nothing."""
+    n, k = 16, 64
+    if format == "mxfp4-pack-quantized":
+        weight = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        scale = rng.integers(120, 130, (n, k // 32), dtype=np.uint8)
+        tensors = dict(weight_packed=weight, weight_scale=scale)
+        want = dequantized(weight.reshape(1, n, -1, 16), scale[None])[0]
+        order = np.arange(k) // 32
+    else:
+        weight = rng.integers(-100, 100, (n, k)).astype(np.int8 if format[0] == "i" else E4M3)
+        scale = rng.uniform(0.5, 2, (n, 1)).astype(np.float32)
+        tensors = dict(weight=weight, weight_scale=scale)
+        want = (weight.astype(np.float64) * scale).astype(np.float32)
+        order = np.zeros(k, np.int32)
+    read = functools.partial(jgg.checkpoints.compressed_tensors, format=format)
+    zeros = np.zeros(scale.shape, np.int8)
+    harmless = dict(weight_zero_point=zeros, weight_g_idx=order, weight_shape=np.array([n, k]))
+    np.testing.assert_array_equal(values(read(tensors | harmless)), want.T)
+    zeros = zeros.copy()
+    zeros[3] = 5
+    with pytest.raises(ValueError, match="weight_zero_point must be zero for.*has no zero points"):
+        read(tensors | dict(weight_zero_point=zeros))
+    with pytest.raises(ValueError, match="weight_g_idx is not k // group_size"):
+        read(tensors | dict(weight_g_idx=np.arange(k)[::-1] // 32))
+    with pytest.raises(TypeError, match=r"weight_shape must be \(16, 64\).*got \[16, 60\]"):
+        read(tensors | dict(weight_shape=np.array([n, 60])))
+
+
+def test_tensors_of_one_dimension_are_named(rng):
+    one = np.ones(32)
+    read, fp8 = jgg.checkpoints.compressed_tensors, jgg.checkpoints.fp8
+    cases = [
+        (
+            lambda: read(dict(weight=one.astype(np.int8), weight_scale=one), "int-quantized"),
+            "weight",
+        ),
+        (
+            lambda: read(
+                dict(weight_packed=one.astype(np.uint8), weight_scale=one), "mxfp4-pack-quantized"
+            ),
+            "weight_packed",
+        ),
+        (lambda: fp8(one.astype(E4M3), one), "weight"),
+        (lambda: jgg.checkpoints.gptq(one.astype(np.int32), one), "qweight"),
+    ]
+    for call, name in cases:
+        with pytest.raises(TypeError, match=f"{name} must have two dimensions at least, got"):
+            call()
+    packed = dict(weight_packed=np.zeros((16, 8), np.int32), weight_scale=one[:16])
+    with pytest.raises(TypeError, match=r"weight_scale.*must be \[..., groups, 16\].*got \(16,\)"):
+        read(packed)
+    tensors = gpt_oss_tensors(rng, 2, 32, 64)
+    for name in ("gate_up_proj_blocks", "down_proj_blocks"):
+        name = f"model.layers.3.mlp.experts.{name}"
+        with pytest.raises(TypeError, match=f"{name} must"):
+            jgg.checkpoints.gpt_oss(tensors | {name: tensors[name].reshape(-1)}, 3)
+
+
+def test_an_order_of_another_shape_is_named(rng):
+    qweight, scales = np.zeros((2, 8, 16), np.int32), np.ones((2, 2, 16), np.float16)
+    for shape in ((32,), (3, 64)):
+        with pytest.raises(TypeError, match=r"g_idx must have the shape \(2, 64\), got"):
+            jgg.checkpoints.gptq(qweight, scales, g_idx=np.zeros(shape, np.int32))
+    with pytest.raises(TypeError, match="g_idx must not be traced"):
+        jax.jit(lambda g_idx: jgg.checkpoints.gptq(qweight, scales, g_idx=g_idx))(np.zeros(64))
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj_bias", "down_proj_bias", "weight", "bias"])
+def test_gpt_oss_names_integers(rng, name):
+    tensors = gpt_oss_tensors(rng, 2, 32, 64)
+    (name,) = (key for key in tensors if key.endswith("." + name))
+    with pytest.raises(TypeError, match=f"{name} must be floating, got int32"):
+        jgg.checkpoints.gpt_oss(tensors | {name: tensors[name].astype(np.int32)}, 3)
+
+
 def test_fp8_blocks(rng):
     n, k = 200, 136
     weight = rng.standard_normal((2, n, k)).astype(E4M3)

@@ -7,19 +7,35 @@ have any leading dimensions; for a layer of experts, stack the experts' tensors 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array, checked_choice
+from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.format import Codes, Format, Layout, named
+from jax_grouped_gemm._src.quantized.format import Layout, named
 from jax_grouped_gemm._src.quantized.qwix import qwix
+from jax_grouped_gemm._src.quantized.stored import (
+    check_order,
+    check_shape,
+    group_size,
+    int4,
+    known_values,
+    matrices,
+    of_awq,
+    of_blocks,
+    of_bytes,
+    of_channels,
+    of_compressed,
+    of_gptq,
+    of_gptq_v2,
+    per_group,
+)
 
 __all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq", "qwix"]
 
@@ -91,10 +107,10 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
         found[field] = as_array(prefix + name, tensors[prefix + name])
 
     def matrix(field: str, rows: slice) -> QuantizedArray:
-        blocks, scales = found[field], found[f"{field}_scales"]
         name = prefix + names[field]
-        _check_dtype(name, blocks, np.uint8)
-        _check_dtype(prefix + names[f"{field}_scales"], scales, np.uint8)
+        blocks = matrices(name, found[field], np.uint8)
+        of_scales = f"{field}_scales"
+        scales = matrices(prefix + names[of_scales], found[of_scales], np.uint8)
         if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
             raise TypeError(
                 f"{name} must be [E, columns, k / 32, 16] and its scales [E, columns, k / 32], got "
@@ -102,10 +118,10 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
             )
         experts, columns, groups, _ = blocks[:, rows].shape
         stored = blocks[:, rows].reshape(experts, columns, 16 * groups), scales[:, rows]
-        return of_stored(_of_bytes, stored, (32 * groups, columns), named("mxfp4"), (experts,))
+        return of_stored(of_bytes, stored, (32 * groups, columns), named("mxfp4"), (experts,))
 
     every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
-    if found["wi"].shape[1] % 2:
+    if found["wi"].ndim > 1 and found["wi"].shape[1] % 2:
         raise TypeError(f"{prefix + names['wi']} must have gate and up, got {found['wi'].shape}")
     gate, up, wo = matrix("wi", even), matrix("wi", odd), matrix("wo", every)
     experts, both, embed = *found["wi"].shape[:2], found["wo"].shape[1]
@@ -118,7 +134,10 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
         "gate_bias": (experts,),
     }
     for field, shape in shapes.items():
-        _check_shape(prefix + names[field], found[field], shape)
+        check_shape(prefix + names[field], found[field], shape)
+        if field not in ("wi", "wo") and not jnp.issubdtype(found[field].dtype, jnp.floating):
+            dtype = found[field].dtype
+            raise TypeError(f"{prefix + names[field]} must be floating, got {dtype}")
     bias = found["wi_bias"]
     return Layer(
         gate,
@@ -142,7 +161,8 @@ def gptq(
 
     Args:
       qweight: int32 [..., k / 8, n]; each word has eight codes along k, the lowest bits first.
-      scales: [..., groups, n]; rounded to bfloat16.
+      scales: [..., groups, n]; rounded to bfloat16. A group has 32, 64 or 128 rows; or all rows, if
+        `qzeros` or `g_idx` is given.
       qzeros: int32 [..., groups, n / 8], zero points along n, or None for 8.
       g_idx: [..., k], the group of every row, or None for k // group_size.
       version: 1 for "gptq", whose files store each zero point minus one; 2 for "gptq_v2".
@@ -151,26 +171,22 @@ def gptq(
       TypeError: a tensor has an unsuitable dtype or shape.
       ValueError: `version` is neither 1 nor 2, or the rows are permuted by act-order (g_idx).
     """
-    qweight, scales = _words("qweight", qweight), as_array("scales", scales)
-    zeros = None if qzeros is None else _words("qzeros", qzeros)
+    qweight, scales = matrices("qweight", qweight, np.int32), as_array("scales", scales)
+    zeros = None if qzeros is None else matrices("qzeros", qzeros, np.int32)
     if version not in (1, 2):
         raise ValueError(f"gptq: version must be 1 or 2, got {version!r}")
     *leading, words, n = qweight.shape
     k = 8 * words
-    size = _group_size("gptq", scales, (*leading, k, n))
+    # Words of 8 bits would look like words of 4 bits for twice as many rows in one group.
+    whole = zeros is not None or g_idx is not None
+    size = group_size("gptq: scales", scales, (*leading, k, n), whole=whole)
     if g_idx is not None:
-        expected = np.arange(k) // size
-        given = np.asarray(g_idx)
-        if given.shape[-1:] != (k,) or (given != expected).any():
-            raise ValueError(
-                "gptq: g_idx is not k // group_size. Act-order (desc_act) permutes the rows of "
-                "each expert differently, so no single product can read all experts: quantise "
-                "without act-order, or dequantise the checkpoint"
-            )
+        check_order("gptq: g_idx", g_idx, leading, k, size)
     if zeros is not None:
-        _check_shape("qzeros", zeros, (*scales.shape[:-1], -(-n // 8)))
-    read = _of_gptq if version == 1 else _of_gptq_v2
-    return of_stored(read, (qweight, scales, zeros), (k, n), _int4(size, zeros), tuple(leading))
+        check_shape("qzeros", zeros, (*scales.shape[:-1], cdiv(n, 8)))
+    read = of_gptq if version == 1 else of_gptq_v2
+    stored = qweight, *per_group(size, k, scales, zeros)
+    return of_stored(read, stored, (k, n), int4(size, zeros), tuple(leading))
 
 
 def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedArray:
@@ -179,20 +195,21 @@ def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedAr
     Args:
       qweight: int32 [..., k, n / 8]; each word has eight columns in the order 0, 2, 4, 6, 1, 3, 5,
         7.
-      scales: [..., groups, n]; rounded to bfloat16.
+      scales: [..., groups, n]; rounded to bfloat16. A group has 32, 64, 128 or all rows.
       qzeros: int32 [..., groups, n / 8], zero points in the same order.
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.
     """
-    qweight, qzeros = _words("qweight", qweight), _words("qzeros", qzeros)
+    qweight = matrices("qweight", qweight, np.int32)
+    qzeros = matrices("qzeros", qzeros, np.int32)
     scales = as_array("scales", scales)
     *leading, k, words = qweight.shape
     matrix = k, 8 * words
-    size = _group_size("awq", scales, (*leading, *matrix))
-    _check_shape("qzeros", qzeros, (*scales.shape[:-1], words))
-    stored = qweight, scales, qzeros
-    return of_stored(_of_awq, stored, matrix, _int4(size, qzeros), tuple(leading))
+    size = group_size("awq: scales", scales, (*leading, *matrix), whole=True)
+    check_shape("qzeros", qzeros, (*scales.shape[:-1], words))
+    stored = qweight, *per_group(size, k, scales, qzeros)
+    return of_stored(of_awq, stored, matrix, int4(size, qzeros), tuple(leading))
 
 
 def compressed_tensors(
@@ -205,17 +222,20 @@ def compressed_tensors(
 
         | `format` | tensors | format of the result |
         |---|---|---|
-        | "pack-quantized" | `weight_packed` int32 [..., n, k / 8], `weight_scale` [..., n, groups], perhaps `weight_zero_point` int32 [..., n / 8, groups] | "int4" |
+        | "pack-quantized" | `weight_packed` int32 [..., n, k / 8], `weight_scale` [..., n, groups], perhaps `weight_zero_point` int32 [..., n / 8, groups], perhaps `weight_shape` (n, k) | "int4" |
         | "int-quantized" | `weight` int8 [..., n, k], `weight_scale` [..., n, 1] | "int8" |
         | "float-quantized" | `weight` float8_e4m3fn [..., n, k], `weight_scale` [..., n, 1] | "fp8" |
         | "mxfp4-pack-quantized" | `weight_packed` uint8 [..., n, k / 2], `weight_scale` uint8 [..., n, k / 32] | "mxfp4" |
 
       format: the format in the checkpoint's configuration.
 
+    Groups of "int4" have 32, 64 or 128 rows; or all k rows, if `weight_shape` is given.
+
     Raises:
       KeyError: a tensor is missing.
       TypeError: a tensor has an unsuitable dtype or shape.
-      ValueError: `format` is none of these, or the rows are permuted by act-order (`weight_g_idx`).
+      ValueError: `format` is none of these, or the rows are permuted by act-order (`weight_g_idx`),
+        or a format without zero points has a `weight_zero_point` other than zero.
     """  # noqa: E501 - rows of a table
     known = ("pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized")
     checked_choice("format", format, known)
@@ -226,10 +246,10 @@ def compressed_tensors(
         return as_array(name, tensors[name])
 
     scales = tensor("weight_scale")
+    stored: tuple[jax.Array | None, ...]
     if format in ("int-quantized", "float-quantized"):
-        values = tensor("weight")
         is_int = format == "int-quantized"
-        _check_dtype("weight", values, np.int8 if is_int else jnp.float8_e4m3fn)
+        values = matrices("weight", tensor("weight"), np.int8 if is_int else jnp.float8_e4m3fn)
         if scales.shape != (*values.shape[:-1], 1):
             raise TypeError(
                 f"weight_scale must be [..., n, 1], one scale for each channel, got {scales.shape} "
@@ -237,32 +257,52 @@ def compressed_tensors(
             )
         found = named("int8" if is_int else "fp8")
         *leading, n, k = values.shape
-        return of_stored(_of_channels, (values, scales), (k, n), found, tuple(leading))
-    if format == "mxfp4-pack-quantized":
-        packed = tensor("weight_packed")
-        _check_dtype("weight_packed", packed, np.uint8)
-        _check_dtype("weight_scale", scales, np.uint8)
+        read, stored, size = of_channels, (values, scales), k
+    elif format == "mxfp4-pack-quantized":
+        packed = matrices("weight_packed", tensor("weight_packed"), np.uint8)
+        scales = matrices("weight_scale", scales, np.uint8)
         *leading, n, half = packed.shape
-        matrix = 2 * half, n
-        _check_shape("weight_scale", scales, (*leading, n, -(-half // 16)))
-        return of_stored(_of_bytes, (packed, scales), matrix, named("mxfp4"), tuple(leading))
-    words = _words("weight_packed", tensor("weight_packed"))
-    *leading, n, eighth = words.shape
-    k = 8 * eighth
-    size = _group_size("compressed_tensors", scales.mT, (*leading, k, n))
-    if "weight_g_idx" in tensors:
-        given = np.asarray(tensors["weight_g_idx"])
-        if (given >= 0).any() and (given != np.arange(k) // size).any():
+        k = 2 * half
+        check_shape("weight_scale", scales, (*leading, n, cdiv(k, 32)))
+        found, read, stored, size = named("mxfp4"), of_bytes, (packed, scales), 32
+    else:
+        words = matrices("weight_packed", tensor("weight_packed"), np.int32)
+        scales = scales.mT if scales.ndim > 1 else scales
+        *leading, n, eighth = words.shape
+        k = 8 * eighth
+        # Words of 8 bits would look like words of 4 bits for twice as many rows.
+        size = group_size(
+            "compressed_tensors: weight_scale, transposed,",
+            scales,
+            (*leading, k, n),
+            whole="weight_shape" in tensors,
+        )
+        zeros = None
+        if "weight_zero_point" in tensors:
+            zeros = matrices("weight_zero_point", tensor("weight_zero_point"), np.int32)
+            check_shape("weight_zero_point", zeros, (*leading, cdiv(n, 8), scales.shape[-2]))
+            zeros = zeros.mT
+        found, read = int4(size, zeros), of_compressed
+        stored = words, *per_group(size, k, scales, zeros)
+    if "weight_zero_point" in tensors and not found.zero_points:
+        # Symmetric checkpoints may have zero points, which are all zero.
+        if known_values("weight_zero_point", tensors["weight_zero_point"]).any():
             raise ValueError(
-                "compressed_tensors: weight_g_idx is not k // group_size, because act-order "
-                "permutes the rows of each expert: quantise without act-order"
+                f"compressed_tensors: weight_zero_point must be zero for {format}, because the "
+                f"format {found} has no zero points: quantise symmetrically, or dequantise"
             )
-    zeros = None
-    if "weight_zero_point" in tensors:
-        zeros = _words("weight_zero_point", tensor("weight_zero_point"))
-        _check_shape("weight_zero_point", zeros, (*leading, -(-n // 8), scales.shape[-1]))
-    stored = words, scales, zeros
-    return of_stored(_of_compressed, stored, (k, n), _int4(size, zeros), tuple(leading))
+    if "weight_shape" in tensors:
+        given = known_values("weight_shape", tensors["weight_shape"])
+        if given.shape[-1:] != (2,) or (given != (n, k)).any():
+            raise TypeError(
+                f"compressed_tensors: weight_shape must be {(n, k)}, because the other tensors are "
+                f"read as weights of {found.bits} bits, got {given.tolist()}"
+            )
+    if "weight_g_idx" in tensors:
+        order = known_values("weight_g_idx", tensors["weight_g_idx"])
+        if (order >= 0).any():  # otherwise there is no order
+            check_order("compressed_tensors: weight_g_idx", order, leading, k, size)
+    return of_stored(read, stored, (k, n), found, tuple(leading))
 
 
 def fp8(
@@ -283,106 +323,9 @@ def fp8(
       TypeError: a tensor has an unsuitable dtype or shape.
       ValueError: `layout` is invalid.
     """
-    weight, scales = as_array("weight", weight), as_array("weight_scale_inv", weight_scale_inv)
-    _check_dtype("weight", weight, jnp.float8_e4m3fn)
+    weight = matrices("weight", weight, jnp.float8_e4m3fn)
+    scales = as_array("weight_scale_inv", weight_scale_inv)
     *leading, n, k = weight.shape
-    _check_shape("weight_scale_inv", scales, (*leading, -(-n // 128), -(-k // 128)))
+    check_shape("weight_scale_inv", scales, (*leading, cdiv(n, 128), cdiv(k, 128)))
     found = named("fp8_128x128", layout=checked_choice("layout", layout, get_args(Layout)))
-    return of_stored(_of_blocks, (weight, scales), (k, n), found, tuple(leading))
-
-
-# These functions return the codes of one matrix from its tensors.
-
-
-def _of_bytes(stored: Any) -> Codes:
-    packed, scales = stored
-    return Codes(_nibbles(packed).T, scales.T)
-
-
-def _of_channels(stored: Any) -> Codes:
-    values, scales = stored
-    return Codes(values.T, scales[:, 0])
-
-
-def _of_blocks(stored: Any) -> Codes:
-    values, scales = stored
-    return Codes(values.T, scales.T)
-
-
-def _of_gptq(stored: Any) -> Codes:
-    """Returns codes with zero points + 1, modulo 16; files store each zero point minus 1."""
-    codes = _of_gptq_v2(stored)
-    zeros = codes.zero_points
-    return codes._replace(zero_points=None if zeros is None else (zeros + 1) & 15)
-
-
-def _of_gptq_v2(stored: Any) -> Codes:
-    words, scales, zeros = stored
-    return Codes(_words_along(words, 0), scales, None if zeros is None else _words_along(zeros, 1))
-
-
-def _of_awq(stored: Any) -> Codes:
-    words, scales, zeros = stored
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    return Codes(_words_along(words, 1, order), scales, _words_along(zeros, 1, order))
-
-
-def _of_compressed(stored: Any) -> Codes:
-    words, scales, zeros = stored
-    if zeros is not None:
-        zeros = _words_along(zeros, 0).T
-    return Codes(_words_along(words, 1).T, scales.T, zeros)
-
-
-def _int4(size: int, zeros: jax.Array | None) -> Format:
-    return named("int4", group_size=size, zero_points=zeros is not None or None)
-
-
-def _check_dtype(name: str, x: jax.Array, dtype: Any) -> None:
-    if x.dtype != dtype:
-        raise TypeError(f"{name} must be {np.dtype(dtype)}, got {x.dtype} of shape {x.shape}")
-
-
-def _check_shape(name: str, x: jax.Array, shape: tuple[int, ...]) -> None:
-    if x.shape != shape:
-        raise TypeError(f"{name} must have the shape {shape}, got {x.shape}")
-
-
-def _words(name: str, x: ArrayLike) -> jax.Array:
-    x = as_array(name, x)
-    _check_dtype(name, x, np.int32)
-    if x.ndim < 2:
-        raise TypeError(f"{name} must have two dimensions at least, got {x.shape}")
-    return x
-
-
-def _words_along(words: jax.Array, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Any:
-    """Unpacks eight codes of each word along `axis`. Nibble j of a word is its code `order[j]`."""
-    unsigned = lax.bitcast_convert_type(words, jnp.uint32)
-    places = [order.index(i) for i in range(8)]
-    codes = [(unsigned >> 4 * place & 15).astype(jnp.uint8) for place in places]
-    axis %= words.ndim
-    shape = (*words.shape[:axis], 8 * words.shape[axis], *words.shape[axis + 1 :])
-    return jnp.stack(codes, axis + 1).reshape(shape)
-
-
-def _nibbles(packed: jax.Array) -> jax.Array:
-    """Returns the codes [..., k] of bytes [..., k / 2], the low nibble first."""
-    both = jnp.stack([packed & 15, packed >> 4], axis=-1)
-    return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
-
-
-def _group_size(function: str, scales: jax.Array, shape: tuple[int, ...]) -> int:
-    """Returns how many rows of matrices of `shape` share an element of `scales` [..., groups, n].
-
-    Raises:
-      TypeError: the number is not 32, 64 or 128.
-    """
-    *leading, k, n = shape
-    for size in (32, 64, 128):
-        if scales.shape == (*leading, -(-k // size), n):
-            return size
-    raise TypeError(
-        f"{function}: scales must be [..., groups, {n}] for groups of 32, 64 or 128 of {k} rows of "
-        f"4 bits, got {scales.shape}"
-    )
+    return of_stored(of_blocks, (weight, scales), (k, n), found, tuple(leading))
