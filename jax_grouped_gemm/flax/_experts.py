@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
@@ -166,6 +167,16 @@ def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, Quantized
         if checked_quantized(f"MoE: {name}", q).shape[-3:] != shape:
             raise TypeError(f"MoE: {name} must be [..., {shape}] of this layer, got {q.shape}")
     return given
+
+
+def axes_of_arrays(q: QuantizedArray, axes: Sequence[str | None]) -> dict[str, Any]:
+    """Returns the logical axes of each array of `q`, from those of the matrices [..., k, n]."""
+    *stack, k, n = axes
+    more = [None] * (len(q.leading) - len(stack))  # the axes of stacked layers may be unnamed
+    try:
+        return {name: tuple(x) for name, x in q.specs(P(*more, *stack, k, n)).arrays.items()}
+    except NotImplementedError:  # nobody knows the dimensions of formats that users add
+        return {}
 
 
 def parameters(

@@ -247,7 +247,7 @@ class MoE(nn.Module):
         Raises:
           TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something other
             than a `moe.Routing` with `top_k` experts for each token.
-          ValueError: x has no features.
+          ValueError: x has no features, or the collection "quantized" lacks a matrix.
         """
         if not x.shape[-1]:
             raise ValueError(f"MoE: x must have features, got {x.shape}")
@@ -266,7 +266,12 @@ class MoE(nn.Module):
         quantized: Any = self.get_variable(QUANTIZED, "experts")
         frozen: dict[str, Any] = {}
         if isinstance(quantized, Mapping):
-            if "wi_0" in quantized:
+            if "wi" not in quantized:
+                if set(quantized) != {"wi_0", "wi_1", "wo"}:
+                    raise ValueError(
+                        f"MoE: experts of the collection {QUANTIZED!r} must be wi_0, wi_1 and wo, "
+                        f"or wi and wo for a recipe, got {', '.join(quantized) or 'nothing'}"
+                    )
                 frozen, quantized = checked_weights(self, x.shape[-1], **quantized), None
             else:
                 quantized = from_dict(quantized)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 
@@ -76,8 +77,55 @@ def test_nnx_of_a_checkpoint(rng):
         our_nnx.set_quantized(layer, packed["wi_0"], packed["wi_1"], packed["wi_0"])
     with pytest.raises(TypeError, match="MoE: wo must be a QuantizedArray"):
         our_nnx.set_quantized(layer, packed["wi_0"], packed["wi_1"], layer.wo)
+    with pytest.raises(TypeError, match="MoE: wi_0 must be a QuantizedArray, got Param"):
+        of_recipe = nnx_layer(recipe=jgg.Recipe())
+        our_nnx.set_quantized(of_recipe, of_recipe.wi_0, of_recipe.wi_1, of_recipe.wo)
     with pytest.raises(ValueError, match="without a recipe"):
         our_nnx.quantize(nnx_layer(recipe=jgg.Recipe()), "int8")
+
+
+def test_logical_axes_of_nnx():
+    """Arrays of frozen weights have the parameters' axes, so that their bytes can be split."""
+    layer = nnx_layer()
+    our_nnx.quantize(layer, "int4", zero_points=True)
+    specs = nnx.get_partition_spec(nnx.state(layer, our_nnx.Quantized))
+    found = nnx.to_pure_dict(specs)["quantized"]
+    rank4 = dict.fromkeys(["values", "scales", "zero_points"])
+    assert found["wi_1"] == {name: P("exp", "mlp", "embed", None) for name in rank4}
+    assert found["wo"] == {name: P("exp", "embed", "mlp", None) for name in rank4}
+    our_nnx.set_quantized(layer, *(jgg.quantize(w, "int8") for w in WEIGHTS.values()))
+    assert set(layer.quantized["wo"]) == {"values", "channel_scales"}
+
+
+def test_nnx_over_a_mesh(rng):
+    """Packed bytes that the logical axes split have the results of whole ones."""
+    mesh = jax.make_mesh((2, 2), ("expert", "data"), (jax.sharding.AxisType.Auto,) * 2)
+    layer, divided = (
+        our_nnx.MoE(128, 128, num_experts=4, top_k=2, **of_mesh, rngs=nnx.Rngs(0))
+        for of_mesh in ({}, dict(mesh=mesh, expert_axis="expert", fsdp_axis="data"))
+    )
+    x = rng.standard_normal((8, 128)).astype(np.float32)
+    for model in (layer, divided):
+        our_nnx.quantize(model, "mxfp4")
+    state = nnx.state(divided, our_nnx.Quantized)
+    with nnx.logical_axis_rules((("exp", "expert"), ("embed", "data"), ("mlp", None))):
+        specs = nnx.get_partition_spec(state)
+    place = lambda x, spec: jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))  # noqa: E731
+    nnx.update(divided, jax.tree.map(place, state, specs))
+    values = divided.quantized["wi_0"]["values"][...]
+    assert values.addressable_shards[0].data.nbytes * 4 == values.nbytes
+    got, _ = nnx.jit(lambda layer, x: layer(x))(divided, x)
+    np.testing.assert_allclose(got, layer(x)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("names", [["wi_0", "wi_1"], ["wi_1", "wo"], [*MATRICES, "bias"], []])
+def test_linen_names_a_collection_that_is_not_whole(names):
+    experts = {name: jgg.quantize(WEIGHTS.get(name, WEIGHTS["wo"]), "int8") for name in names}
+    params = {"gate": {"kernel": np.zeros((EMBED, 4), np.float32)}}
+    variables = {"params": params, "quantized": {"experts": experts}}
+    found = ", ".join(names) or "nothing"
+    with pytest.raises(ValueError, match=f"must be wi_0, wi_1 and wo.*got {found}(\n|$)"):
+        our_linen.MoE(**SIZES).apply(variables, np.zeros((6, EMBED), np.float32))
 
 
 def test_linen(rng):

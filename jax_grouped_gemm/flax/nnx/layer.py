@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
     as_dict,
+    axes_of_arrays,
     check_options,
     check_sizes,
     checked_weights,
@@ -119,12 +120,17 @@ def put(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
 
 def _metadata(layer: MoE, matrix: str, form: str) -> dict[str, Any]:
     """Returns the metadata of a quantised weight: the logical axes of the parameter, or none."""
-    parameter = layer.wo if matrix == "wo" else layer.wi_0
-    axes = parameter.get_metadata().get("out_sharding")
+    axes = _axes(layer, "wo" if matrix == "wo" else "wi_0")
     if axes is None:
         return {}
     *stack, k, n = axes
     return _annotation((*stack, n, k) if form.endswith("_t") else (*stack, k, n))
+
+
+def _axes(layer: MoE, name: str) -> tuple[str | None, ...] | None:
+    """Returns the logical axes of a matrix, None if its parameter has none or is gone."""
+    parameter = getattr(layer, name)
+    return None if parameter is None else parameter.get_metadata().get("out_sharding")
 
 
 def set_quantized(
@@ -137,7 +143,7 @@ def set_quantized(
         set_quantized(layer, *weights[:3])
 
     The parameters wi_0, wi_1 and wo become None. The arrays are variables of the type `Quantized`,
-    such as `layer.quantized["wi_0"]["values"]`.
+    such as `layer.quantized["wi_0"]["values"]`, and have the parameters' logical axes.
 
     Args:
       layer: a layer. If it has a recipe, the weights must be of the format "fp8_128x128" in the
@@ -149,15 +155,21 @@ def set_quantized(
       TypeError: a weight is not a `QuantizedArray`, or does not have the parameter's shape.
       ValueError: the layer has a recipe, and a weight has the layout "packed".
     """
-    if layer.recipe is not None and any(q.format.layout != "rows" for q in (wi_0, wi_1, wo)):
-        raise ValueError("MoE: weights in the layout 'packed' are for layers without a recipe")
     given = checked_weights(layer, layer.gate.in_features, wi_0=wi_0, wi_1=wi_1, wo=wo)
+    if layer.recipe is not None and any(q.format.layout != "rows" for q in given.values()):
+        raise ValueError("MoE: weights in the layout 'packed' are for layers without a recipe")
     layer.formats = tuple((q.format, q.matrix) for q in given.values())
-    arrays = {}
+    variables = {}
     for name, q in given.items():
-        arrays[name] = {n: x for n, x in q.to_dict().items() if n != "format"}
+        axes = _axes(layer, name)
+        specs = {} if axes is None else axes_of_arrays(q, axes)
+        variables[name] = {
+            array: Quantized(x, **(_annotation(specs[array]) if specs else {}))
+            for array, x in q.arrays.items()
+        }
+    for name in given:
         setattr(layer, name, nnx.data(None))
-    layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
+    layer.quantized = nnx.data(variables)
 
 
 class MoE(nnx.Module):
