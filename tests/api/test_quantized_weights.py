@@ -229,6 +229,29 @@ def test_packed_bytes_that_are_split(rng, name, explicit):
     assert explicit or gathers, "what travels is packed"
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8_128x128"])
+@pytest.mark.parametrize("spec", [P("i"), P(None, "i"), P(None, None, ("i", "j")), P("j", "i")])
+def test_quantising_arrays_that_explicit_axes_split(rng, name, spec):
+    """The result has the bits of whole arrays. It is split alike where slices fit the format."""
+    x = rng.standard_normal((4, 256, 256)).astype(np.float32)
+    kind = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh((2, 2), ("i", "j"), (kind, kind))
+    split = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    want = jgg.quantize(x, name)
+    fits = name != "fp8_128x128" or ("i", "j") not in tuple(spec)
+    for set_mesh in (False, True):
+        if set_mesh:
+            with jax.set_mesh(mesh):
+                got = jax.jit(lambda x: jgg.quantize(x, name))(split)
+        else:
+            got = jgg.quantize(split, name)
+        specs = want.specs(spec if fits else P()).arrays
+        for array, found in got.arrays.items():
+            np.testing.assert_array_equal(found, want.arrays[array])
+            sharding = jax.sharding.NamedSharding(mesh, specs[array])
+            assert found.sharding.is_equivalent_to(sharding, found.ndim)
+
+
 def test_slices_inside_shard_map(rng):
     """Matrices may be split along k or n: each device multiplies by its own slice."""
     q, w = weights(rng, "int4", (EXPERTS, 256, 128))

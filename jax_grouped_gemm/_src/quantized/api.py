@@ -10,11 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import as_array, canonical_dtype, checked_boolean
+from jax_grouped_gemm._src.meshes import names_of
+from jax_grouped_gemm._src.partition import is_split_explicitly
 from jax_grouped_gemm._src.quantized import reference  # noqa: F401 - registers formats
-from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.array import QuantizedArray, check_slices
 from jax_grouped_gemm._src.quantized.format import (
     Codes,
     Format,
@@ -180,7 +183,7 @@ def of_stored(
             )
     of_one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[rank:], x.dtype), stored)
     _check_codes(jax.eval_shape(read, of_one), format, matrix)
-    return _of_parts(_packed(read, stored, format, leading), matrix, format)
+    return _of_parts(_packed(read, stored, format, leading, matrix), matrix, format)
 
 
 def _as_they_are(codes: Codes) -> Codes:
@@ -230,12 +233,21 @@ def _of_parts(parts: Parts, matrix: Any, format: Format) -> QuantizedArray:
 def _quantized(x: jax.Array, format: Format) -> Parts:
     quantize = functions_of(format).quantize
     assert quantize is not None
-    return _each(lambda x: quantize(x.astype(jnp.float32), format), x, x.shape[:-2])
+
+    def run(x: jax.Array) -> Parts:
+        return _each(lambda x: quantize(x.astype(jnp.float32), format), x, x.shape[:-2])
+
+    k, n = x.shape[-2:]
+    return _split_alike(run, x, x.ndim, format, (k, n))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
 def _packed(
-    read: Callable[[Any], Codes], stored: Any, format: Format, leading: tuple[int, ...]
+    read: Callable[[Any], Codes],
+    stored: Any,
+    format: Format,
+    leading: tuple[int, ...],
+    matrix: Matrix,
 ) -> Parts:
     functions = functions_of(format)
 
@@ -248,7 +260,38 @@ def _packed(
         assert functions.pack is not None
         return functions.pack(Codes(*found), format)
 
-    return _each(of_one, stored, leading)
+    def run(stored: Any) -> Parts:
+        return _each(of_one, stored, leading)
+
+    return _split_alike(run, stored, len(leading), format, matrix)
+
+
+def _split_alike(
+    run: Callable[[Any], Parts], arrays: Any, rank: int, format: Format, matrix: Matrix
+) -> Parts:
+    """Returns `run(arrays)`, which explicit mesh axes split like the first of `arrays`.
+
+    Nothing says how such axes split the reshaped arrays inside of `run`, so XLA decides about them.
+    Only the first `rank` dimensions are split, and k and n only into whole groups and records.
+    """
+    types = [jax.typeof(x) for x in jax.tree.leaves(arrays)]
+    if not is_split_explicitly(types):
+        return run(arrays)
+    sharding = types[0].sharding
+    mesh = sharding.mesh
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        struct = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays)
+        q = _of_parts(jax.eval_shape(run, struct), matrix, format)
+    entries = list(sharding.spec[:rank])
+    for dim in range(len(q.leading), len(entries)):
+        count = math.prod(mesh.shape[axis] for axis in names_of(entries[dim]))
+        try:
+            check_slices("x", q, (count, 1) if dim == len(q.leading) else (1, count))
+        except ValueError:
+            entries[dim] = None
+    specs = q.specs(PartitionSpec(*entries))
+    placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return jax.sharding.auto_axes(run, out_sharding=Parts(**placed.arrays))(arrays)
 
 
 def _each(function: Any, arrays: Any, leading: tuple[int, ...]) -> Any:
