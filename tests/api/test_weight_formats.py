@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from tests.support import weight_formats as oracle
@@ -24,7 +25,7 @@ FORMATS = [
     (name, {key: bool(x) if key == "zero_points" else x for key, x in options.items()})
     for name, options in FORMATS
 ]
-SHAPES = [(2, 64, 64), (2, 33, 5), (1, 257, 130), (0, 64, 64), (2, 2, 40, 8)]
+SHAPES = [(2, 64, 64), (2, 33, 5), (1, 257, 130), (0, 64, 64), (2, 2, 40, 8), (1, 40, 0), (1, 0, 8)]
 # All pairs of formats and shapes. For int4, a pair of group size and shape either has zero points
 # or not. 257 rows in groups of 32 have them, because the rows' padding goes beyond the last group.
 PACKED = [
@@ -292,6 +293,95 @@ def test_serialisation(rng):
     arrays["format"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
     with pytest.raises(ValueError, match="version 99.*version 1"):
         jgg.QuantizedArray.from_dict(arrays)
+
+
+IN_ROWS = [
+    (name, dict(layout="rows"))
+    for name in ("fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor")
+]
+
+
+@pytest.mark.parametrize("name, options", [*FORMATS, *IN_ROWS], ids=str)
+def test_files_of_numpy(rng, tmp_path, name, options):
+    """NumPy's files keep neither bfloat16 nor FP8 dtypes, but `from_dict` knows them."""
+    q = jgg.quantize(rng.standard_normal((2, 130, 70)).astype(np.float32), name, **options)
+    np.savez(tmp_path / "q.npz", **q.to_dict())
+    with np.load(tmp_path / "q.npz") as found:
+        again = jgg.QuantizedArray.from_dict(found)
+    for got, want in zip(jax.tree.leaves(again), jax.tree.leaves(q), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(bits(got), bits(want))
+
+
+def _described(arrays, **changes):
+    described = json.loads(arrays["format"].tobytes())
+    text = json.dumps({n: x for n, x in (described | changes).items() if x is not None})
+    return arrays | {"format": np.frombuffer(text.encode(), np.uint8)}
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (lambda a: a.pop("format"), ValueError, "must have format and values.*got values, scales"),
+        (lambda a: a.pop("values"), ValueError, "must have format and values.*got scales"),
+        (lambda a: a.update(bias=a["scales"]), ValueError, "no others than.*got.*bias"),
+        (lambda a: a.pop("scales"), TypeError, "scales must be an array for the format int4"),
+        (lambda a: a.update(format=np.zeros(5, np.uint8)), ValueError, "format must be JSON text"),
+        (lambda a: a.update(_described(a, layout=None)), ValueError, "but there is no layout"),
+        (lambda a: a.update(_described(a, layout="x")), ValueError, "no format 'int4' of layout"),
+        (
+            lambda a: a.update(_described(a, version=2, group_size=256)),
+            ValueError,
+            "version 2 of the layout 'packed', but this release reads version 1",
+        ),
+    ],
+)
+def test_from_dict_names_what_is_wrong(rng, change, error, message):
+    q = jgg.quantize(rng.standard_normal((2, 64, 96)).astype(np.float32), "int4", zero_points=True)
+    arrays = q.to_dict()
+    change(arrays)
+    with pytest.raises(error, match=message):
+        jgg.QuantizedArray.from_dict(arrays)
+
+
+def test_the_constructor_names_what_is_wrong(rng):
+    q = jgg.quantize(rng.standard_normal((2, 64, 96)).astype(np.float32), "int4")
+    for matrix in ((64, 96, 1), 64):
+        with pytest.raises(TypeError, match=r"matrix must be \(k, n\), got"):
+            jgg.QuantizedArray(q.values, q.scales, format="int4", matrix=matrix)
+    with pytest.raises(TypeError, match="values must be an array, got NoneType"):
+        jgg.QuantizedArray(None, q.scales, format="int4", matrix=(64, 96))
+    with pytest.raises(ValueError, match="spec must have at most 3 entries for.*int4.*got"):
+        q.specs(P("a", None, None, "b"))
+
+
+@pytest.mark.parametrize(
+    "name, array, change, message",
+    [
+        ("int4", 0, lambda x: x.astype(np.int8) - 8, r"codes.*in 0..15, got -8..7; add 8"),
+        ("int4", 0, lambda x: jnp.asarray(x.astype(np.int8) - 8, jnp.int4), "got dtype int4; add"),
+        ("int4", 2, lambda x: x + np.uint8(1), r"zero_points.*in 0..15, got 1..16"),
+        ("mxfp4", 0, lambda x: x.astype(np.int32) + 16, r"codes of mxfp4.*0..15, got 16..31$"),
+        ("mxfp4", 1, lambda x: x.astype(np.int32) + 10, r"scales of mxfp4.*0..255, got 10..264"),
+    ],
+)
+def test_codes_outside_of_their_range(rng, name, array, change, message):
+    """Codes that do not fit would lose bits in silence."""
+    options = dict(group_size=32, zero_points=True)
+    given = list(random_codes(rng, name, (2, 64, 96), options))
+    for x, most in zip(given, (15, 254, 15), strict=True):
+        if x is not None and x.dtype == np.uint8:
+            x[0, 0, :2] = 0, most
+
+    def packed(codes, scales, zeros):
+        return jgg.from_codes(codes, scales, name, zero_points=zeros)
+
+    got = np.asarray(jgg.dequantize(packed(*given), np.float32))
+    want = values_of(name, given, options, np.float32)
+    np.testing.assert_array_equal(got, want)
+    given[array] = change(given[array])
+    with pytest.raises(ValueError, match=message):
+        packed(*given)
 
 
 def test_export_takes_and_returns_it(rng):

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
@@ -131,7 +132,8 @@ def from_codes(
 
     Raises:
       TypeError: an array has an unsuitable dtype or shape.
-      ValueError: `format` is not registered, or has no such option.
+      ValueError: `format` is not registered, or has no such option; or codes, exponents or zero
+        points are outside of their range. In `jax.jit` their values are unknown and not checked.
     """
     codes, scales = as_array("codes", codes), as_array("scales", scales)
     has_zeros = zero_points is not None
@@ -151,7 +153,10 @@ def from_codes(
         if fits and found.group_size not in fits:
             found = named(found, group_size=fits[0])
     zeros = as_array("zero_points", zero_points) if has_zeros else None
-    return of_stored(_as_they_are, Codes(codes, scales, zeros), (k, n), found, codes.shape[:-2])
+    given = Codes(codes, scales, zeros)
+    q = of_stored(_as_they_are, given, (k, n), found, codes.shape[:-2])
+    _check_ranges(given, found, (k, n))
+    return q
 
 
 def of_stored(
@@ -211,6 +216,25 @@ def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
                 f"{name} of {format} must be {want.dtype} of shape {want.shape} for each matrix, "
                 f"got {x.dtype} of shape {x.shape}"
             )
+
+
+def _check_ranges(codes: Codes, format: Format, matrix: Matrix) -> None:
+    """Raises a `ValueError` unless the integers of one or more matrices fit into the format."""
+    for name, want in _codes_of(format, matrix)._asdict().items():
+        x = getattr(codes, name)
+        if x is None or want is None or want.dtype != np.uint8:
+            continue
+        most = 255 if name == "scales" else 2**format.bits - 1
+        signed = most == 15 and functions_of(format).may_have_zero_points
+        advice = "; add 8 to signed codes and zero points" if signed else ""
+        rule = f"{name} of {format} must be in 0..{most}"
+        if x.dtype == jnp.int4:  # often in traced code, where values are unknown
+            raise ValueError(f"{rule}, got dtype {x.dtype}{advice}")
+        if x.size and not isinstance(x, jax.core.Tracer):
+            with jax.ensure_compile_time_eval():
+                low, high = int(x.min()), int(x.max())
+            if low < 0 or high > most:
+                raise ValueError(f"{rule}, got {low}..{high}{advice}")
 
 
 @functools.lru_cache(maxsize=1024)

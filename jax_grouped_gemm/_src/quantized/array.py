@@ -53,7 +53,8 @@ class QuantizedArray:
         `values` have no default.
 
     Raises:
-      TypeError: an array that the format needs is missing or has another shape or dtype.
+      TypeError: an array that the format needs is missing or has another shape or dtype, or
+        `matrix` is not a pair of integers.
       ValueError: `format` is not registered.
     """
 
@@ -67,7 +68,9 @@ class QuantizedArray:
         format: Format | str,
         matrix: Matrix | None = None,
     ):
-        if isinstance(format, str) and hasattr(values, "dtype"):
+        if not hasattr(values, "dtype"):
+            raise TypeError(f"values must be an array, got {type(values).__name__}")
+        if isinstance(format, str):
             self.format = with_values(format, values.dtype)
         else:
             self.format = named(format)
@@ -75,6 +78,8 @@ class QuantizedArray:
             if self.format.values_rank != 2:
                 raise TypeError(f"matrix must be (k, n) for the format {self.format}")
             matrix = tuple(values.shape[-2:])
+        if not isinstance(matrix, tuple | list) or len(matrix) != 2:
+            raise TypeError(f"matrix must be (k, n), got {matrix!r}")
         k, n = (checked_int("matrix", size) for size in matrix)
         self._whole = k, n
         self._parts = Parts(values, scales, channel_scales, zero_points)
@@ -199,8 +204,13 @@ class QuantizedArray:
 
         Returns:
           A `QuantizedArray` with specs in place of its arrays.
+
+        Raises:
+          ValueError: `spec` has more entries than the matrices have dimensions.
         """
         rank = len(self.leading)
+        if len(spec) > rank + 2:
+            raise ValueError(f"spec must have at most {rank + 2} entries for {self}, got {spec}")
         entries = [*spec, *[None] * (rank + 2 - len(spec))]
         of_letter = dict(k=entries[rank], n=entries[rank + 1])
 
@@ -217,7 +227,10 @@ class QuantizedArray:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain arrays by name, for checkpoints. "format" is JSON text as uint8."""
+        """Returns plain arrays by name, for checkpoints. "format" is JSON text as uint8.
+
+        NumPy cannot read its files if they have arrays of float8_e5m2; Orbax can.
+        """
         text = json.dumps(as_json(self.format, self._whole)).encode()
         return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 
@@ -226,11 +239,28 @@ class QuantizedArray:
         """Returns the `QuantizedArray` from which `to_dict` made `arrays`.
 
         Raises:
+          TypeError: an array is missing or has another shape or dtype.
           ValueError: the format is not registered, or the arrays have another version of its
-            layout.
+            layout, or "format" is not what `to_dict` writes.
         """
         rest = dict(arrays)
-        format, matrix = of_json(json.loads(np.asarray(rest.pop("format")).tobytes()))
+        if not {"format", "values"} <= rest.keys() <= {"format", *Parts._fields}:
+            raise ValueError(
+                f"from_dict: arrays must have format and values, and no others than format, "
+                f"{', '.join(Parts._fields)}; got {', '.join(rest)}"
+            )
+        text = np.asarray(rest.pop("format")).tobytes()
+        try:
+            described = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"from_dict: format must be JSON text, got {text[:40]!r}") from error
+        format, matrix = of_json(described)
+        dtypes = dict(values=format.values, scales=format.scales and format.scales.dtype)
+        for name, dtype in dtypes.items():
+            # NumPy's files keep the bytes of bfloat16 and FP8 arrays, but not their dtypes.
+            x = rest.get(name)
+            if isinstance(x, np.ndarray) and x.dtype == np.dtype(f"V{x.itemsize}"):
+                rest[name] = x.view(dtype) if dtype and dtype.itemsize == x.itemsize else x
         return cls(**rest, format=format, matrix=matrix)
 
     def _flat(self) -> Parts:

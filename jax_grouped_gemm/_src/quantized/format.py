@@ -243,19 +243,28 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
     """Returns the format and the matrix from which `as_json` made a dictionary.
 
     Raises:
-      ValueError: the format is not registered, or the array has another version of its layout.
+      ValueError: the format is not registered, or the array has another version of its layout, or
+        `found` is not such a dictionary.
     """
+    keys = ("format", "layout", "version", "values", "group_size", "zero_points", "k", "n")
+    if missing := set(keys) - (found.keys() if isinstance(found, dict) else set()):
+        raise ValueError(
+            f"a format is described by {', '.join(keys)}, but there is no "
+            f"{' and no '.join(sorted(missing))}"
+        )
+    # Compare versions first, because another version may have other options.
+    current = registered(found["format"], found["layout"]).format
+    if found["version"] != current.version:
+        raise ValueError(
+            f"an array of format {current.name!r} has version {found['version']} of the layout "
+            f"{current.layout!r}, but this release reads version {current.version}: quantise the "
+            "weights again"
+        )
     format = named(
-        found["format"],
-        layout=found["layout"],
+        current.name,
+        layout=current.layout,
         group_size=found["group_size"],
         zero_points=found["zero_points"],
         dtype=np.dtype(found["values"]),
     )
-    if found["version"] != format.version:
-        raise ValueError(
-            f"an array of format {format.name!r} has version {found['version']} of the layout "
-            f"{format.layout!r}, but this release reads version {format.version}: quantise the "
-            "weights again"
-        )
     return format, (found["k"], found["n"])

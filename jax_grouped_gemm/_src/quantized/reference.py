@@ -34,6 +34,12 @@ def in_groups(x: jax.Array, size: int) -> jax.Array:
     return padded.reshape(cdiv(k, size), size, n)
 
 
+def of_groups(groups: jax.Array, k: int) -> jax.Array:
+    """Returns [k, n] from the result of `in_groups`."""
+    count, size, n = groups.shape
+    return groups.reshape(count * size, n)[:k]  # -1 is ambiguous if n is 0
+
+
 def each_row(scales: jax.Array, size: int, k: int) -> jax.Array:
     """Returns [k, n] from [groups, n] by repeating each group's numbers for its `size` rows."""
     return jnp.repeat(scales, size, axis=0, total_repeat_length=scales.shape[0] * size)[:k]
@@ -100,7 +106,7 @@ def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
         code += scaled >= limit
     code |= jnp.signbit(blocks).astype(jnp.uint8) << 3  # `mxfp4_pack` clears them in NaN blocks
     exponents = jnp.where(finite, exponents, NAN_BLOCK)[:, 0].astype(jnp.uint8)
-    return Codes(code.reshape(-1, x.shape[1])[: x.shape[0]].astype(jnp.uint8), exponents)
+    return Codes(of_groups(code, x.shape[0]).astype(jnp.uint8), exponents)
 
 
 def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
@@ -169,7 +175,7 @@ def int4_encode(x: jax.Array, format: Format) -> Codes:
     if format.zero_points:
         zero = jnp.clip(jnp.round(-low / wide), 0, 15)
     code = jnp.clip(jnp.round(jnp.where(jnp.isfinite(groups), groups, 0) / wide) + zero, 0, 15)
-    code = code.reshape(-1, x.shape[1])[: x.shape[0]].astype(jnp.uint8)
+    code = of_groups(code, x.shape[0]).astype(jnp.uint8)
     scale = jnp.where(finite, scale, jnp.full_like(scale, np.nan))[:, 0]
     return Codes(code, scale, zero[:, 0].astype(jnp.uint8) if format.zero_points else None)
 
