@@ -140,6 +140,25 @@ def test_explain_says_what_is_dequantised():
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_explain_says_what_is_quantised_in_each_call(rng, name):
+    x, w = rng.standard_normal((18, EMBED)), rng.standard_normal((EXPERTS, EMBED, HIDDEN))
+    x, w = jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
+
+    def in_step(x, w):
+        return jgg.ragged_dot(x, jgg.quantize(w, name), SIZES)
+
+    q = jgg.quantize(w, name)
+    found = str(jgg.explain(in_step, x, w))
+    assert f"quantises or packs weights in each call: {q.format} [4, 96, 160]" in found
+    assert "quantise weights once, when they are loaded" in found
+    assert "in each call" not in str(jgg.explain(jgg.ragged_dot, x, q, SIZES))
+    want = grouped(x, np.asarray(jgg.dequantize(q, np.float32)), SIZES)
+    np.testing.assert_allclose(jax.jit(in_step)(x, w), want, atol=1e-4)
+    several = jax.vmap(in_step)(jnp.stack([x, 2 * x]), jnp.stack([w, w]))
+    np.testing.assert_allclose(several, np.stack([want, 2 * want]), atol=2e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_layers(rng, name):
     packed, arrays = mlp_weights(rng, name)
     x, routing = routed(rng)

@@ -13,7 +13,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
-    {"_src/quantized", "_src/note"},
+    {"_src/note"},
+    {"_src/quantized"},
     {"_src/ragged", "_src/rows", "_src/lists"},
     {"_src/fp8", "_src/muon"},
     {"_src/mlp", "checkpoint_policies"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import as_array, canonical_dtype, checked_boolean
 from jax_grouped_gemm._src.meshes import names_of
+from jax_grouped_gemm._src.note.primitive import noted
 from jax_grouped_gemm._src.partition import is_split_explicitly
+from jax_grouped_gemm._src.plan import COMPOSED, Plan
 from jax_grouped_gemm._src.quantized import reference  # noqa: F401 - registers formats
 from jax_grouped_gemm._src.quantized.array import QuantizedArray, check_slices
 from jax_grouped_gemm._src.quantized.format import (
@@ -45,9 +48,9 @@ def quantize(
         y = jgg.ragged_dot(x, q, group_sizes)
 
     Matrices are quantised one after the other, so only one matrix at a time needs temporary memory.
-    Call `quantize` once, when weights are loaded, not inside a training or decoding step. Numbers
-    are rounded to the nearest, ties to even. All elements that share a scale become NaN if one of
-    them is infinite or NaN.
+    Call `quantize` once, when weights are loaded, not inside a training or decoding step: `explain`
+    shows each call inside of a step. Numbers are rounded to the nearest, ties to even. All elements
+    that share a scale become NaN if one of them is infinite or NaN.
 
     | format | a weight is | elements that share a scale | scale |
     |---|---|---|---|
@@ -249,8 +252,28 @@ def _codes_of(format: Format, matrix: Matrix) -> Codes:
     return jax.eval_shape(unpacked, jax.ShapeDtypeStruct(matrix, jnp.float32))
 
 
+@dataclasses.dataclass(frozen=True)
+class _InStep:
+    """Weights that a program quantises or packs each time it runs, for `explain`."""
+
+    format: Format
+    shape: tuple[Any, ...]
+
+    op = "quantize"
+
+    def plan(self) -> Plan[_InStep]:
+        reason = "quantise weights once, when they are loaded, and pass them as an argument"
+        return Plan(self, COMPOSED, reason)
+
+    def __str__(self) -> str:
+        return f"quantises or packs weights in each call: {self.format} {list(self.shape)}"
+
+
 def _of_parts(parts: Parts, matrix: Any, format: Format) -> QuantizedArray:
-    return QuantizedArray(*parts, format=format, matrix=tuple(matrix))
+    q = QuantizedArray(*parts, format=format, matrix=tuple(matrix))
+    if isinstance(q.values, jax.core.Tracer) and format.layout == "packed":
+        noted(jnp.zeros((), jnp.int32), _InStep(format, q.shape))  # a scalar, which no axis splits
+    return q
 
 
 @functools.partial(jax.jit, static_argnums=1)
