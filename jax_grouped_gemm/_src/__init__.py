@@ -16,8 +16,8 @@ products are faster), `float32` (operands that are split into parts), `activatio
 
 A folder imports only from lower layers:
 
-- `quantized` (formats, and `weights` for operations that take them) and `note` (choices that
-  `explain` reports) import from the files above,
+- `note` (choices that `explain` reports) imports from the files above,
+- `quantized` (formats, and `weights` for operations that take them) imports from `note`,
 - `ragged`, `rows` and `lists` import from `quantized`,
 - `fp8` imports from `ragged`, and `muon` from `lists`,
 - `mlp` imports from `ragged`, `rows` and `fp8`,
