@@ -480,6 +480,7 @@ def test_qwix_by_its_fields(rng, dtype, scale_shape):
     is_e2m1 = dtype == jnp.float4_e2m1fn
     if is_e2m1:
         scale = np.exp2(rng.integers(-9, 9, scale_shape)).astype(np.float32)
+        scale[0, 0, :2] = 2.0**-127, 2.0**124
     else:
         scale = rng.uniform(0.5, 2, scale_shape).astype(np.float32)
     if dtype == jnp.int4:
@@ -505,6 +506,22 @@ def test_qwix_refusals(rng):
         (QArray(int8.astype(jnp.int4), ones, None, "nf4"), ValueError, "no format has nf4 values"),
         (QArray(int8, jnp.ones((2, 3, 64))), TypeError, r"must divide.*\(2, 256, 64\)"),
         (QArray(int8.astype(jnp.float4_e2m1fn), jnp.full((2, 8, 64), 3.0)), ValueError, "powers"),
+        *(
+            (
+                QArray(int8.astype(jnp.float4_e2m1fn), jnp.full((2, 8, 64), x)),
+                ValueError,
+                "2\\^-127",
+            )
+            for x in (-1.0, 0.0, 2.0**-128)
+        ),
+        *(
+            (
+                QArray(int8.astype(jnp.int4), ones, jnp.full((2, 1, 64), x)),
+                ValueError,
+                "int4 with zero points that are not integers from -8 to 7",
+            )
+            for x in (-9, 8, 0.5)
+        ),
         (ones, TypeError, "array must be a qwix.QArray"),
     ]
     for array, error, message in cases:

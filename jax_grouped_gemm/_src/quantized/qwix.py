@@ -40,8 +40,8 @@ def qwix(array: Any) -> QuantizedArray:
 
     Raises:
       TypeError: a field is missing, or has an unsuitable dtype or shape.
-      ValueError: no format has such values, scales or zero points; or scales of "mxfp4" are not
-        powers of two.
+      ValueError: no format has such values, scales or zero points. Scales of "mxfp4" must be powers
+        of two from 2^-127 on, and zero points must be integers from -8 to 7.
     """  # noqa: E501 - rows of a table
     if missing := [name for name in ("qvalue", "scale") if not hasattr(array, name)]:
         raise TypeError(
@@ -85,15 +85,20 @@ def qwix(array: Any) -> QuantizedArray:
         every = [_of_each(scales, values.shape, (128, 128)).astype(jnp.float32)]
         read, found = _of_columns, named("fp8_128x128", layout="packed")
     elif dtype == jnp.int4 and (rows in (32, 64) or rows == k or not rows % 128):
+        if zeros is not None and not isinstance(zeros, jax.core.Tracer):
+            wide = np.asarray(zeros, np.float64)
+            if not ((wide == np.round(wide)) & (wide >= -8) & (wide <= 7)).all():
+                raise refused("with zero points that are not integers from -8 to 7")
         size = rows if rows in (32, 64) else 128
         every = [_of_each(x, values.shape, (size, 1)) for x in stored.values()]
         read = _of_int4
         found = named("int4", group_size=size, zero_points=zeros is not None or None)
     elif dtype == E2M1 and rows == 32:
         if not isinstance(scales, jax.core.Tracer):
-            mantissas = np.frexp(np.asarray(scales, np.float64))[0]
-            if (mantissas[np.isfinite(mantissas)] % 0.5).any():
-                raise refused("whose scales are not powers of two")
+            mantissas, exponents = np.frexp(np.asarray(scales, np.float64))
+            fits = (mantissas == 0.5) & (exponents >= -126)
+            if not (fits | ~np.isfinite(mantissas)).all():
+                raise refused("whose scales are not powers of two from 2^-127 on")
         every = [_of_each(scales, values.shape, (32, 1)).astype(jnp.float32)]
         read, found = _of_e2m1, named("mxfp4")
     else:
