@@ -401,8 +401,10 @@ def test_a_layer_with_a_recipe_multiplies_fp8_blocks_as_they_are(rng):
 
 def test_gpt_oss_names_what_is_wrong(rng):
     tensors = gpt_oss_tensors(rng, 2, 32, 32)
-    with pytest.raises(KeyError, match="block.5.mlp.mlp1_weight.blocks"):
+    with pytest.raises(KeyError, match="no tensor 'model.layers.5.mlp.experts.gate_up_proj_blocks"):
         jgg.checkpoints.gpt_oss(tensors, 5)
+    with pytest.raises(KeyError, match="no tensor 'block.5.mlp.mlp1_weight.blocks"):
+        jgg.checkpoints.gpt_oss(gpt_oss_tensors(rng, 2, 32, 32, "openai"), 5)
     name = "model.layers.3.mlp.experts.down_proj_scales"
     with pytest.raises(KeyError, match=name):
         jgg.checkpoints.gpt_oss({k: x for k, x in tensors.items() if k != name}, 3)

@@ -86,6 +86,23 @@ def test_mlps(rng, name):
         same(got, want)
 
 
+def test_explain_says_why_transformed_calls_dequantise(rng):
+    packed = mlp_weights(rng, "int8")
+    x, routing = rows(rng), moe.route(rng.standard_normal((ROWS, EXPERTS)).astype(np.float32), 2)
+    calls = (
+        (lambda x: jgg.ragged_dot(x, packed[0], SIZES), 1),
+        (lambda x: jgg.ragged_mlp(x, *packed, SIZES), 3),
+        (lambda x: moe.dropless_mlp(x, routing, *packed), 3),
+    )
+    for call, matrices in calls:
+        gradient = jax.grad(lambda x, call=call: call(x).astype(jnp.float32).sum())
+        for function, operand in ((gradient, x), (jax.vmap(call), jnp.stack([x, x]))):
+            text = str(jgg.explain(function, operand))
+            assert text.count("dequantises") >= matrices
+            assert text.count("is differentiated or vectorised") == text.count("dequantises")
+        assert "dequantises" not in str(jgg.explain(call, x))
+
+
 def test_derivatives_are_those_of_dequantised_weights(rng):
     packed = mlp_weights(rng, "mxfp4")
     arrays = list(map(jgg.dequantize, packed))

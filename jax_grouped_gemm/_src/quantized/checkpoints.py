@@ -95,7 +95,7 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
       TypeError: a tensor has an unsuitable dtype or shape.
     """
     prefix, names = f"model.layers.{layer}.mlp.", _HUGGING_FACE
-    if not any(key.startswith(prefix) for key in tensors):
+    if not any(key.startswith("model.layers.") for key in tensors):
         prefix, names = f"block.{layer}.mlp.", _OPENAI
     found = {}
     for field, name in names.items():

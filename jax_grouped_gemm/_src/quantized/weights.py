@@ -87,6 +87,9 @@ def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive is not DEQUANTIZE.primitive
 
 
+TRANSFORMED = "the call is differentiated or vectorised"
+"""Why a primitive's reference dequantises, which its rules under transformations trace."""
+
 RECIPE = (
     "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits, or quantise all "
     "weights with quantize(w, 'fp8_128x128', layout='rows') and leave out quantized="

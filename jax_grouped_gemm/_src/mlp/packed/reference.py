@@ -9,7 +9,7 @@ import jax
 from jax_grouped_gemm._src.mlp import layer
 from jax_grouped_gemm._src.mlp.operands import MlpOperands
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.quantized.weights import with_arrays
+from jax_grouped_gemm._src.quantized.weights import TRANSFORMED, with_arrays
 
 
 def dequantized(function: str, options: Options, operands: MlpOperands, reason: str) -> jax.Array:
@@ -24,4 +24,4 @@ def dequantized(function: str, options: Options, operands: MlpOperands, reason: 
 
 def mlp(*leaves: jax.Array, tree: Any, **options: Any) -> jax.Array:
     """Computes the primitive in pure JAX."""
-    return dequantized("ragged_mlp", Options(**options), tree.unflatten(leaves), "")
+    return dequantized("ragged_mlp", Options(**options), tree.unflatten(leaves), TRANSFORMED)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jax_grouped_gemm._src.quantized.weights import with_arrays
+from jax_grouped_gemm._src.quantized.weights import TRANSFORMED, with_arrays
 from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 
 if TYPE_CHECKING:
@@ -25,4 +25,5 @@ def dequantized(operands: PackedOperands, reason: str, **options: Any) -> jax.Ar
 
 def dot(*leaves: jax.Array, tree: Any, implementation: Any = None, **options: Any) -> jax.Array:
     """Computes the primitive in pure JAX."""
-    return dequantized(tree.unflatten(leaves), "", implementation=implementation, **options)
+    given = tree.unflatten(leaves)
+    return dequantized(given, TRANSFORMED, implementation=implementation, **options)
