@@ -80,6 +80,86 @@ def test_sizes_that_fill_no_record(rng, name):
     assert not np.asarray(got[6]).any()
 
 
+INT4 = [dict(group_size=size, zero_points=zeros) for size in (32, 64) for zeros in (False, True)]
+ROUNDING = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# Each format has one dtype in the test of products, and another one in the test of layers.
+CASES = [
+    (name, options, list(ROUNDING)[i % 3])
+    for i, (name, options) in enumerate([*((n, {}) for n in FORMATS), *(("int4", o) for o in INT4)])
+]
+
+
+@pytest.mark.parametrize("name, options, dtype", CASES, ids=str)
+def test_random_products(rng, name, options, dtype):
+    """Products and gradients of rows of any dtype and number, against float64."""
+    k, n = rng.integers(1, 200, 2)
+    local, m = (int(size) for size in rng.integers(1, 7, 2) * (1, 5))
+    groups, offset = local + int(rng.integers(0, 4)), int(rng.integers(0, 3))
+    sizes = rng.multinomial(m - rng.integers(0, 2), np.full(groups, 1 / groups))
+    w = rng.standard_normal((local, k, n)) * np.exp(rng.standard_normal((local, 1, n)))
+    q = jgg.quantize(w.astype(np.float32), name, **options)
+    x, dy = (jnp.asarray(rng.standard_normal((m, size)), dtype) for size in (k, n))
+    exact = np.zeros((groups, k, n))
+    exact[offset : offset + local] = np.asarray(jgg.dequantize(q, dtype))[: groups - offset]
+
+    def product(x):
+        return jgg.ragged_dot(x, q, jnp.asarray(sizes), group_offset=offset)
+
+    y, pullback = jax.vjp(product, x)
+    transposed = np.swapaxes(exact, 1, 2)
+    for got, a, b in ((y, x, exact), (pullback(dy)[0], dy, transposed)):
+        want, bound = grouped(a, b, sizes), grouped(np.abs(a), np.abs(b), sizes)
+        error = np.abs(np.asarray(got, np.float64) - want)
+        assert (error <= ROUNDING[dtype] * np.abs(want) + 2.0**-22 * a.shape[1] * bound).all()
+
+
+def swiglu_oai(gate, up):
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+def exact_layer(x, routing, weights, biases, on_input):
+    """Computes a layer in float64, token by token."""
+    y = np.zeros((len(x), weights[2].shape[2]))
+    for token, (experts, shares) in enumerate(zip(routing.experts, routing.weights, strict=True)):
+        for e, share in zip(np.asarray(experts), np.asarray(shares, np.float64), strict=True):
+            row = x[token] * (share if on_input else 1)
+            gate, up = (row @ w[e] + b[e] for w, b in zip(weights[:2], biases[:2], strict=True))
+            result = swiglu_oai(gate, up) @ weights[2][e] + biases[2][e]
+            y[token] += result * (1 if on_input else share)
+    return y
+
+
+@pytest.mark.parametrize("name, options, dtype", CASES, ids=str)
+def test_random_layers(rng, name, options, dtype):
+    """Layers with biases, clamped SwiGLU and router weights anywhere, against float64."""
+    dtype = {"float32": "float16", "float16": "bfloat16", "bfloat16": "float32"}[dtype]
+    embed, hidden = (int(size) for size in rng.integers(1, 150, 2))
+    shapes = [(EXPERTS, embed, hidden)] * 2 + [(EXPERTS, hidden, embed)]
+    packed = [
+        jgg.quantize(3 * rng.standard_normal(s).astype(np.float32) / s[1] ** 0.5, name, **options)
+        for s in shapes
+    ]
+    biases = [jnp.asarray(rng.standard_normal(s[::2]), dtype) for s in shapes]
+    x = jnp.asarray(rng.standard_normal((12, embed)), dtype)
+    routing = moe.route(rng.standard_normal((12, EXPERTS)).astype(np.float32), 2)
+    on_input = bool(rng.integers(2))
+    got = moe.dropless_mlp(
+        x,
+        routing,
+        *packed,
+        biases=biases,
+        activation="swiglu_oai",
+        apply_router_weight_on_input=on_input,
+    )
+    assert got.dtype == dtype
+    arrays = [x, *(jgg.dequantize(q, dtype) for q in packed), *biases]
+    x, *arrays = (np.asarray(a, np.float64) for a in arrays)
+    want = exact_layer(x, routing, arrays[:3], arrays[3:], on_input)
+    bound = 8 * ROUNDING[dtype] * np.abs(want).max() + 1e-5
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, atol=bound)
+
+
 def test_a_nan_scale_spoils_its_column_alone(rng):
     codes = rng.integers(0, 16, (1, 64, 8), dtype=np.uint8)
     exponents = np.full((1, 2, 8), 120, np.uint8)
