@@ -8,7 +8,8 @@
 // Issuing such a box takes about 20 cycles. Two warps therefore take longer to issue 128 of them
 // than the products of a K tile take. Kernels avoid this in two ways. Either clusters share the lhs
 // of all their tiles, and two warps of each CTA load half of the rows for both CTAs. Or clusters
-// share rhs, and three warps load all rows of their CTA; FP8 kernels do this too (scales/gather.h).
+// share rhs, and three warps load all rows of their CTA. Kernels whose rows are contracted and FP8
+// kernels (scales/gather.h) always do the latter.
 //
 // elect_one_sync() has to choose the issuing thread. If the thread is chosen in another way, the
 // compiler does not know that it is a single thread. It then makes a loop over lanes of each
