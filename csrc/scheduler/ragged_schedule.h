@@ -121,14 +121,15 @@ struct ContractingGrid {
   bool has_few_steps;  // an average group has at most kFewSteps steps
 
   ContractingGrid() = default;
-  // If groups have at most `few_rows` rows on average, they keep their order.
-  ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows)
+  // Groups of more than `hot` times the mean come first. If groups have at most `few_rows` rows on
+  // average, they keep their order.
+  ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows, int hot = 2)
       : raster(ceil_div(m, kTileM), ceil_div(n, kTileN)),
         units(raster.units()),
         hot_rows(groups.rows) {
     int const mean = groups.rows / groups.groups;
     has_few_steps = int64_t(units) * (ceil_div(mean, kTileK) + kTileChange) <= kFewSteps;
-    if (mean > few_rows) hot_rows = has_few_steps ? 2 * mean : mean;
+    if (mean > few_rows) hot_rows = hot * mean;
   }
 };
 
@@ -136,9 +137,8 @@ struct ContractingGrid {
 // same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
 // memory to start at multiples of kPad rows.
 //
-// Groups of more than the mean size come first, or of more than twice the mean if groups have few
-// steps, unless the mean is small. If their long tiles began last, a few clusters would still be
-// busy when all others are done.
+// Large groups come first, unless the mean is small. If their long tiles began last, a few clusters
+// would still be busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
           int kPad = 1, class TurnsOfFewSteps_ = RoundRobin>
 class ContractingSchedule {

@@ -182,7 +182,7 @@ def check_turns(problem, units):
     # a group, writing results takes most of the time, and long tiles between others hide that.
     mean = problem.m // problem.group_sizes.shape[-1]
     if mean > 2 * TILE_K:
-        hot = rows > mean
+        hot = rows > 2 * mean
         assert (hot[:-1] >= hot[1:]).all()
 
 
