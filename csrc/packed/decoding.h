@@ -25,7 +25,7 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 template <Format kFormat, bool kHasUp_, int kTileM>
 struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
                                     /*kWholeVectors=*/true> {
-  using Base = StageConfig<kFormat, kTileM, 2, 2 * kConsumers, true>;
+  using Base = typename DecodingConfig::StageConfig;
   static constexpr bool kHasUp = kHasUp_;
   static constexpr int kTileN = Base::kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
   static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "dispatch.h"
 #include "packed/decoding.h"
 #include "sm90/launch.h"
 
@@ -30,7 +31,7 @@ cudaError_t decoded(Arguments const& a, cudaStream_t stream) {
   if constexpr (kFormat != Format::kInt8) {
     if (a.tile_m == kFewRows) return with_rows(std::integral_constant<int, kFewRows>{});
   }
-  if (a.tile_m != kManyRows) return cudaErrorInvalidValue;
+  if (a.tile_m != kManyRows) return kNotCompiled;
   return with_rows(std::integral_constant<int, kManyRows>{});
 }
 

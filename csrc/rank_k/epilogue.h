@@ -61,8 +61,7 @@ class TriangularEpilogue {
     place_ = (work.m / kBlock + consumer_) << 16 | work.n / kBlock;
     if constexpr (Problem::kHalvesNarrow && count_of(Accumulators{}) == Config::kCluster) {
       if (work.partials > 0) {
-        if (issues_stores()) cute::tma_store_wait<0>();
-        sync_consumer(consumer_);
+        acquire_subtile<0>(consumer_);
         int const rank = work.first_step > 0 ? 1 : 0;
         auto sums = exchange_halves(shared_, consumer_, rank, exchanges_++ % 2, accumulators);
         place_ += rank;
@@ -104,9 +103,7 @@ class TriangularEpilogue {
   }
 
   // Waits for all copies out of shared memory, which must outlive them.
-  __device__ void wait() const {
-    if (issues_stores()) cute::tma_store_wait<0>();
-  }
+  __device__ void wait() const { wait_for_stores(); }
 
  private:
   // Returns `value`, but keeps the compiler from holding it, or anything that follows from it, in a
@@ -219,23 +216,17 @@ class TriangularEpilogue {
   }
 
   // Waits for the copy out of this slot, which was last used kSlots blocks ago.
-  __device__ void acquire_slot() const {
-    if (issues_stores()) cute::tma_store_wait<kSlots - 1>();
-    sync_consumer(consumer_);
-  }
+  __device__ void acquire_slot() const { acquire_subtile<kSlots - 1>(consumer_); }
 
   __device__ void store_slot(int row, int column) {
-    fence_async_proxy();
-    sync_consumer(consumer_);
-    if (issues_stores()) {
+    store_subtile(consumer_, [&] {
 #pragma unroll
       for (int subtile = 0; subtile < kSubtilesPerBlock; ++subtile) {
         cute::SM90_TMA_STORE_3D::copy(&params_.descriptors[stack_].out,
                                       slot() + subtile * Config::kSubtileBytes,
                                       column + subtile * Config::kSubtileColumns, row, matrix_);
       }
-      cute::tma_store_arrive();
-    }
+    });
     slot_ = (slot_ + 1) % kSlots;
   }
 

@@ -233,20 +233,17 @@ class FineEpilogue {
                      lower ? warp() * kWarpRows : kBlock);
   }
 
-  // Returns the address of a unit of 16 bytes in the rows that a warp stages. Units are permuted,
-  // so that neither the units of a row nor those of a column share banks.
-  __device__ static uint8_t* staged(uint8_t* staging, int row, int unit) {
-    return staging + row * kRowBytes + (unit ^ row % 8) * 16;
-  }
+  // Stages the fragments of 16 columns. Units of the rows that a warp stages are swizzled, so that
+  // neither the units of a row nor those of a column share banks.
   __device__ static void stage(uint32_t const (&two)[4], int index, uint8_t* staging) {
-    cute::SM90_U32x4_STSM_N::copy(
-        two[0], two[1], two[2], two[3],
-        *reinterpret_cast<cute::uint128_t*>(staged(staging, lane() % 16, index * 2 + lane() / 16)));
+    cute::SM90_U32x4_STSM_N::copy(two[0], two[1], two[2], two[3],
+                                  *reinterpret_cast<cute::uint128_t*>(
+                                      swizzled(staging, lane() % 16, index * 2 + lane() / 16)));
   }
 
   // Copies columns [16 first, 16 end) of the warp's rows of a block.
   __device__ void copy_staged(uint8_t* staging, int row, int column, int first, int end) const {
-    copy_out<kBlock / kUnit>([&](int row, int unit) { return staged(staging, row, unit); },
+    copy_out<kBlock / kUnit>([&](int row, int unit) { return swizzled(staging, row, unit); },
                              row + warp() * kWarpRows, column, 0, kWarpRows, first * 2, end * 2);
   }
 

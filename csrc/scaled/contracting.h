@@ -14,8 +14,8 @@
 #include "ragged/hints.h"
 #include "scaled/views.h"
 #include "scheduler/ragged_schedule.h"
-#include "sm90/epilogue/cooperative.h"
 #include "sm90/scales/loader.h"
+#include "sm90/tma/store.h"
 
 namespace jgg::sm90 {
 

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstdint>
 
+#include "scheduler/partial_sums.h"
 #include "scheduler/warp.h"
 #include "scheduler/work_tile.h"
 #include "sm90/config.h"
@@ -42,6 +43,16 @@ concept SchedulesTiles = requires(typename P::Params const& params) {
   P::template schedule<DeviceWarp>(params);
   typename P::template Turns<DeviceWarp>;
 };
+
+// piece_schedule() returns the schedule of one of the clusters, which has next(rank, work)
+// (scheduler/stream_k_schedule.h). `More` are further inputs of the schedule. Partial sums of
+// pieces go through the workspace.
+template <class P, class... More>
+concept SchedulesPieces =
+    requires(typename P::Params const& params, int cluster, More const&... more) {
+      P::piece_schedule(params, more..., cluster, cluster);
+      { params.workspace } -> std::convertible_to<PartialSumsWorkspace>;
+    };
 
 // Whether rows of lhs lie anywhere in memory (gather.h). Such a problem satisfies GathersLhs.
 template <class P>
@@ -101,6 +112,8 @@ concept KeepsStep = requires(typename P::Params const& params, WorkTile const& w
 //                       on; further columns keep what shared memory held before
 //   kHasSmallBoxes      optional: if true, Params has rhs_box_columns, the columns of a box of rhs
 template <class P>
+constexpr bool kHasSmallBoxes = requires { requires P::kHasSmallBoxes; };
+template <class P>
 concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
                   requires(typename P::Params const& params, WorkTile const& work) {
                     typename P::Epilogue;
@@ -111,6 +124,9 @@ concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
                     { P::columns_needed(params, work) } -> std::convertible_to<int>;
                     requires !P::kKeepsStep || KeepsStep<P>;
                     requires !P::kAdds || AddsTiles<P>;
+                    requires !kHasSmallBoxes<P> || requires {
+                      { params.rhs_box_columns } -> std::convertible_to<int>;
+                    };
                   };
 
 // A problem of a list of matrices. Shared is the storage of a block. kHasNarrowTiles says whether a
@@ -133,7 +149,57 @@ concept ScaledProblem =
       P::load_rhs(params, work, block, loader, to, shared);
       requires kGathersLhs<P> || requires { P::load_lhs(params, work, block, loader, to, shared); };
       P::finish(params, work, accumulators);
-      params.out_type;
+      { params.out_type } -> std::convertible_to<ElementType>;
+    };
+
+// An FP8 problem whose scales change from step to step. load_scales() copies the scales of a step.
+// With kHasWideScales, params.wide_scales says whether scales are instead loaded four steps at a
+// time by an object that wide_scales() returns (scales/wide.h). first_step() is the step in which a
+// tile or piece begins.
+template <class P>
+concept LoadsScales =
+    requires(typename P::Params const& params, WorkTile const& work, int block, float* to) {
+      { P::kHasWideScales } -> std::convertible_to<bool>;
+      P::load_scales(params, work, block, to, to);
+      requires !P::kHasWideScales || requires {
+        { params.wide_scales } -> std::convertible_to<bool>;
+        { P::first_step(work) } -> std::convertible_to<int>;
+        P::wide_scales(params, work, block);
+      };
+    };
+
+// An FP8 problem whose rows of lhs lie anywhere in memory, with their scales (scales/gather.h).
+// token_of() is the number of a row of the tile, scales_of() the address of the scales of that
+// number, and own_rhs_scales() the address of the scales of rhs that the calling thread loads.
+template <class P>
+concept GathersScaledRows =
+    kGathersLhs<P> && requires(typename P::Params const& params, WorkTile const& work, int row) {
+      { P::gathered(params) } -> std::convertible_to<CUtensorMap const&>;
+      { P::token_of(params, work, row) } -> std::convertible_to<int>;
+      { P::scales_of(params, row) } -> std::convertible_to<float const*>;
+      { P::own_rhs_scales(params, work) } -> std::convertible_to<float const*>;
+    };
+
+// A problem of groups of few rows (swapped.h), in FP8 or in float32. channel_scale() is the scale
+// of a column of the tile. lhs_at() and out_at() are the addresses of the tile's first row.
+template <class P>
+concept SwappedScaledProblem = AnyProblem<P> && LoadsScales<P> && StoresTiles<P> &&
+                               requires(typename P::Params const& params, WorkTile const& work,
+                                        int number, BoxLoader<1> const& loader, uint8_t* to) {
+                                 P::load_rhs(params, work, number, loader, to, false);
+                                 P::load_lhs(params, work, number, number, loader, to);
+                                 {
+                                   P::channel_scale(params, work, number)
+                                 } -> std::convertible_to<float>;
+                                 { params.out_type } -> std::convertible_to<ElementType>;
+                               };
+template <class P>
+concept SwappedSplitProblem =
+    AnyProblem<P> && requires(typename P::Params const& params, WorkTile const& work, int k_tile,
+                              Barrier& full, uint8_t* to) {
+      P::load_rhs(params, work, k_tile, full, to);
+      { P::lhs_at(params, work) } -> std::convertible_to<float const*>;
+      { P::out_at(params, work) } -> std::convertible_to<float*>;
     };
 
 // ---- roles: what the warps of a kernel do, kernel.h has the table ----

@@ -32,6 +32,7 @@ constexpr Registers kPieceRegisters{56, 224};
 constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
 
+constexpr size_t kParameterLimit = 32764;  // bytes of a kernel's parameters, since CUDA 12.1
 constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
@@ -95,8 +96,6 @@ struct KernelConfig {
   static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
-  // In the contiguous dimension of an operand, a box can start at multiples of this many elements.
-  static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };
 

@@ -6,9 +6,6 @@
 
 namespace jgg::sm90 {
 
-// The most bytes of parameters that a kernel can have (since CUDA 12.1).
-constexpr size_t kParameterLimit = 32764;
-
 // The loop over tiles.
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_listed(typename Problem::Params const& params, Shared& shared,

@@ -19,6 +19,7 @@ struct PieceRoles : LoadingRoles<Problem, Mainloop> {
   template <class... More>
   __device__ static void schedule(Params const& params, Shared& shared, int rank,
                                   More const&... more) {
+    static_assert(SchedulesPieces<Problem, More...>);
     auto const schedule_of = [&](int cluster, int clusters) {
       return Problem::piece_schedule(params, more..., cluster, clusters);
     };

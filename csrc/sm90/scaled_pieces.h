@@ -13,6 +13,7 @@ struct ScaledPieces : TileRoles<Problem> {
   template <class Shared>
   __device__ static void schedule(typename Problem::Params const& params, Shared& shared,
                                   int rank) {
+    static_assert(SchedulesPieces<Problem>);
     auto const schedule_of = [&](int cluster, int clusters) {
       return Problem::piece_schedule(params, cluster, clusters);
     };

@@ -27,6 +27,7 @@ __device__ void prefetch_first(Params const& params) {
 template <class Problem>
 struct SwappedScaledRoles : ScaledLoading<TileRoles<Problem>, SwappedScaledMainloop<Problem>,
                                           SwappedScaledStorage<typename Problem::Config>> {
+  static_assert(SwappedScaledProblem<Problem>);
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SwappedScaledStorage<Config>;
@@ -37,8 +38,7 @@ struct SwappedScaledRoles : ScaledLoading<TileRoles<Problem>, SwappedScaledMainl
   static_assert(sizeof(Shared) <= Config::kSharedMemory, "the stages leave no room for the ring");
 
   // All threads wait for the previous kernel, which may write the sizes of groups and all operands
-  // except weights. The statements before
-  // that wait take most of the time of a block's start.
+  // except weights. The statements before that wait take most of the time of a block's start.
   __device__ static void initialize(Params const& params, Shared& shared) {
     let_next_begin();
     prefetch_first(params);

@@ -23,6 +23,7 @@ __device__ void store_swapped(float const (&sums)[kSums], float* out, int pitch,
 
 template <class Problem>
 struct SwappedSplitRoles : TileRoles<Problem> {
+  static_assert(SwappedSplitProblem<Problem>);
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SwappedSplitStorage<Config>;

@@ -5,6 +5,7 @@
 #include <cute/tensor.hpp>
 
 #include "scheduler/warp.h"
+#include "sm90/concepts.h"
 #include "sm90/config.h"
 #include "sm90/gather.h"
 #include "sm90/tma/load.h"
@@ -108,7 +109,7 @@ class CooperativeMainloop {
   // Returns the columns of a box of rhs. If the result has few columns, a problem with
   // kHasSmallBoxes has narrower boxes.
   __device__ static int rhs_box_columns(Params const& params) {
-    if constexpr (requires { requires Problem::kHasSmallBoxes; }) {
+    if constexpr (kHasSmallBoxes<Problem>) {
       return params.rhs_box_columns;
     } else {
       return Config::kRhsBoxColumns;

@@ -120,8 +120,7 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
   }
 
   // Waits for a stage.
-  __device__ static void enter(WorkTile const& work, int step, Shared& shared, Stage const& stage,
-                               int consumer) {
+  __device__ static void enter(WorkTile const&, int, Shared& shared, Stage const& stage, int) {
     shared.full[stage.stage].wait(stage.phase);
   }
 

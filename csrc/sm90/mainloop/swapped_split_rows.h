@@ -4,6 +4,7 @@
 // only reaches rows of the result that are not stored.
 #pragma once
 
+#include "sm90/epilogue/subtile.h"
 #include "sm90/mainloop/swapped_split_config.h"
 
 namespace jgg::sm90 {
@@ -55,8 +56,7 @@ class RowLoader {
       int const row = first() + i * kRowsAtOnce;
 #pragma unroll
       for (int part = 0; part < Config::kParts; ++part) {
-        uint8_t* const to = parts[part] + row * kRowBytes;
-        auto const piece = [&](int number) { return to + (number ^ row % 8) * 16; };
+        auto const piece = [&](int number) { return swizzled(parts[part], row, number); };
         if constexpr (Config::kAlongK) {
           // The two halves of a quad go to two pieces.
           int const number = quad() / 4 * 2, byte = quad() % 4 * 4;

@@ -77,6 +77,7 @@ __device__ void load_weights_and_rows(typename Problem::Params const& params, Wo
 template <class Problem, class Shared, class Stage>
 __device__ void bring_scales_and_rows(typename Problem::Params const& params, WorkTile const& work,
                                       Shared& shared, Stage& stage) {
+  static_assert(GathersScaledRows<Problem>);
   using Config = typename Problem::Config;
   constexpr int kRows = 2, kSteps = WideScales<Config>::kSteps;
   static_assert(Config::kTileM == kRows * kScaleThreads && kRowsPerConsumer == kScaleThreads);

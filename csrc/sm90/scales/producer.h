@@ -1,6 +1,7 @@
 // The two warps that load scales.
 #pragma once
 
+#include "sm90/concepts.h"
 #include "sm90/mainloop/scaled_config.h"
 #include "sm90/scales/loader.h"
 #include "sm90/scales/wide.h"
@@ -29,6 +30,7 @@ __device__ void bring_wide_scales(typename Problem::Params const& params, WorkTi
 template <class Problem, class Shared, class Stage>
 __device__ void bring_scales(typename Problem::Params const& params, WorkTile const& work,
                              Shared& shared, Stage& stage) {
+  static_assert(LoadsScales<Problem>);
   if constexpr (Problem::kHasWideScales) {
     if (params.wide_scales) return bring_wide_scales<Problem>(params, work, shared, stage);
   }
