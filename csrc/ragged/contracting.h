@@ -35,12 +35,12 @@ struct RaggedContracting {
   static constexpr int kHot = kGathersLhs ? 1 : 2;
 
   // Clusters that take units in turn read the rows of a group at the same time, and so from the
-  // same pages of device memory. Even shares are faster only if rows are gathered, because these
+  // same pages of device memory. Even ranges are faster only if rows are gathered, because these
   // rows are in L2.
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
                                        Config::kCluster, /*kAlign=*/1, /*kPad=*/1,
-                                       std::conditional_t<kGathersLhs, EvenShares, RoundRobin>>;
+                                       std::conditional_t<kGathersLhs, EvenRanges, RoundRobin>>;
   template <class Warp>
   using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 

@@ -180,12 +180,12 @@ class ContractingSchedule {
     return true;
   }
 
-  // For EvenShares.
+  // For EvenRanges.
   JGG_HOST_DEVICE int cost() const {
     int cost = 0;
     Warp::each([&](int lane) {
       for_each_local_size(groups_, lane, [&](int size) {
-        // The sum stops growing before it overflows. Shares are then uneven.
+        // The sum stops growing before it overflows. Ranges are then uneven.
         if (cost < kMostCost) cost += cost_of(size);
       });
     });
@@ -202,7 +202,8 @@ class ContractingSchedule {
   }
 
  private:
-  // Of one unit of each group. With few steps, a group has few units.
+  // The most that one unit of each group may cost together. Times the units of a group, which are
+  // few if groups have few steps, this must not overflow.
   static constexpr int kMostCost = 1 << 24;
 
   // Returns the cost of each unit of a group.

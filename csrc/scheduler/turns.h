@@ -158,16 +158,17 @@ class EarliestFree {
   Loads<Warp, kMaxClusters> loads_;
 };
 
-// Gives each cluster consecutive units that take an equal share of the time of all units. A unit is
-// part of the share in which its middle lies. Unlike EarliestFree, a cluster does not look at the
-// units of other clusters one by one. The schedule has, besides run():
+// Gives each cluster a range of consecutive units. Lays the costs of all units end to end, cuts
+// them into ranges of equal cost, and gives a unit to the range in which its middle lies. So no
+// cluster looks at the units of other clusters one by one, unlike in EarliestFree. Unlike in
+// EvenAssignment, no unit is cut. The schedule has, besides run():
 //
 //   cost()                    about the cost of all units together; the same for all clusters
 //   first_unit(cost, before)  the first unit whose middle is not before this cost of units;
 //                             `before` becomes the cost of all units before it. Called once, first
-class EvenShares {
+class EvenRanges {
  public:
-  JGG_HOST_DEVICE EvenShares(int cluster, int clusters)
+  JGG_HOST_DEVICE EvenRanges(int cluster, int clusters)
       : cluster_(cluster), clusters_(clusters), unit_(-1), before_(0), end_(0), run_{0, 0} {}
 
   template <class Schedule>
@@ -184,7 +185,7 @@ class EvenShares {
   }
 
  private:
-  // Returns the cost before a cluster's share.
+  // Returns the cost before a cluster's range.
   JGG_HOST_DEVICE int begin_of(int all, int cluster) const {
     return static_cast<int>(static_cast<long long>(all) * cluster / clusters_);
   }
@@ -193,7 +194,7 @@ class EvenShares {
   int clusters_;
   int unit_;    // all units of this cluster before this one are given
   int before_;  // the cost of all units before `unit_`
-  int end_;     // the cost of all units before the next cluster's share
+  int end_;     // the cost of all units before the next cluster's range
   Run run_;
 };
 

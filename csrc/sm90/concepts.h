@@ -101,6 +101,10 @@ concept KeepsStep = requires(typename P::Params const& params, WorkTile const& w
   { P::is_whole(params, work) } -> std::convertible_to<bool>;
 };
 
+// Whether Params has rhs_box_columns, the columns of a box of rhs.
+template <class P>
+constexpr bool kHasSmallBoxes = requires { requires P::kHasSmallBoxes; };
+
 // A problem of 16-bit operands, or of float32 ones in 16-bit parts:
 //
 //   Epilogue            the class that stores its tiles
@@ -110,9 +114,7 @@ concept KeepsStep = requires(typename P::Params const& params, WorkTile const& w
 //                       chooses, and not in each step
 //   columns_needed(params, work)  the number of columns of rhs to load, from the tile's first one
 //                       on; further columns keep what shared memory held before
-//   kHasSmallBoxes      optional: if true, Params has rhs_box_columns, the columns of a box of rhs
-template <class P>
-constexpr bool kHasSmallBoxes = requires { requires P::kHasSmallBoxes; };
+//   kHasSmallBoxes      optional, see above
 template <class P>
 concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
                   requires(typename P::Params const& params, WorkTile const& work) {

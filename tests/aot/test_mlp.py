@@ -10,6 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.mlp.in_place import GRADIENT_COLUMNS
+from jax_grouped_gemm._src.mlp.kernels import DOWN_WEIGHTS_KERNELS
 from jax_grouped_gemm._src.mlp.plan import PAIRED_COLUMNS
 from tests.support import aot
 
@@ -24,6 +25,11 @@ BACKWARD = dict(
     paired_weight_gradients=1,
     ragged_contracting=1,
 )
+
+
+def test_the_tiles_of_weight_gradients_are_those_compiled(schedules):
+    compiled = [c for c in schedules.kernel_configs() if c.pop("op") == "weight_gradients"]
+    assert [kernel.tile.sizes() for kernel in DOWN_WEIGHTS_KERNELS] == compiled
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ nb::list kernel_configs() {
   append(configs, "ragged_noncontracting", sm90::NoncontractingTiles{});
   append(configs, "ragged_noncontracting_stream_k", sm90::StreamKTiles{});
   append(configs, "ragged_contracting", sm90::ContractingTiles{});
+  append(configs, "weight_gradients", sm90::WeightGradientTiles{});
   append(configs, "grouped_gemm", sm90::GroupedGemmTiles{});
   append(configs, "grouped_gemm_f64", TilesOf<ElementType::kF64>::Table{});
   append(configs, "grouped_gemm_c64", TilesOf<ElementType::kC64>::Table{});

@@ -113,7 +113,7 @@ std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                    int batches, int local_groups, int m, int k, int n, int tile_m,
                                    int tile_n, int cluster, int align, int clusters,
-                                   bool in_shares) {
+                                   bool in_ranges) {
   GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
   list_first(
@@ -125,7 +125,7 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
             return contracting_tiles<Tile, kTileK, alignment.value, 1, Turns>(groups, k, n,
                                                                               kFewRows, clusters);
           };
-          return in_shares ? list(std::type_identity<EvenShares>{})
+          return in_ranges ? list(std::type_identity<EvenRanges>{})
                            : list(std::type_identity<RoundRobin>{});
         });
         return true;
@@ -329,7 +329,7 @@ void define_schedules(nb::module_& module) {
              "shares_lhs"_a = false);
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "in_shares"_a = false);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "in_ranges"_a = false);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);

@@ -19,6 +19,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Layout, named
+from jax_grouped_gemm._src.quantized.qwix import qwix
 from jax_grouped_gemm._src.quantized.stored import (
     check_order,
     check_shape,
@@ -34,7 +35,6 @@ from jax_grouped_gemm._src.quantized.stored import (
     of_gptq,
     of_gptq_v2,
     per_group,
-    qwix,
 )
 
 __all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq", "qwix"]
