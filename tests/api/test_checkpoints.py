@@ -269,6 +269,28 @@ def test_one_group_of_all_rows(rng):
         jgg.checkpoints.gptq(qweight, cut)
 
 
+@pytest.mark.parametrize("groups", [0, 1])
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_matrices_without_rows(leading, groups):
+    """All of no rows may be one group, or there may be no group."""
+    n = 64
+    words, zeros = (np.zeros((*leading, rows, n // 8), np.int32) for rows in (0, groups))
+    scales = np.ones((*leading, groups, n), np.float32)
+    qweight = np.zeros((*leading, 0, n), np.int32)
+    compressed = dict(
+        weight_packed=qweight.mT, weight_scale=scales.mT, weight_shape=np.array([n, 0])
+    )
+    for q in (
+        jgg.checkpoints.gptq(qweight, scales, g_idx=np.zeros(0, np.int32)),
+        jgg.checkpoints.gptq(qweight, scales, zeros),
+        jgg.checkpoints.awq(words, scales, zeros),
+        jgg.checkpoints.compressed_tensors(compressed),
+        jgg.checkpoints.compressed_tensors(compressed | dict(weight_zero_point=zeros.mT)),
+    ):
+        assert q.format.name == "int4"
+        assert q.shape == values(q).shape == (*leading, 0, n)
+
+
 def test_words_of_8_bits_are_refused(rng):
     """Words of 8 bits, in groups of 64, look like words of 4 bits for twice as many rows."""
     k, n = 256, 16
@@ -281,6 +303,30 @@ def test_words_of_8_bits_are_refused(rng):
         TypeError, match=r"weight_shape must be \(16, 512\).*4 bits, got \[\[16, 256"
     ):
         jgg.checkpoints.compressed_tensors(tensors)
+    qweight, scales = np.zeros((2, k // 4, n), np.int32), np.ones((2, k // 64, n), np.float32)
+    with pytest.raises(TypeError, match=r"g_idx must have the shape \(2, 512\), got \(2, 256\)"):
+        jgg.checkpoints.gptq(qweight, scales, g_idx=np.zeros((2, k), np.int32))
+    with pytest.raises(TypeError, match=r"qzeros must have the shape \(2, 4, 2\), got \(2, 4, 4\)"):
+        jgg.checkpoints.gptq(qweight, scales, np.zeros((2, k // 64, n // 4), np.int32))
+
+
+def test_all_of_weight_shape_is_checked():
+    experts, n, k = 4, 16, 64
+    tensors = dict(
+        weight_packed=np.zeros((experts, n, k // 8), np.int32),
+        weight_scale=np.ones((experts, n, 2), np.float32),
+    )
+    read = jgg.checkpoints.compressed_tensors
+    each = np.array([[n, k]] * experts)
+    for shape in (each[0], each):
+        assert read(tensors | dict(weight_shape=shape)).shape == (experts, k, n)
+    for shape in (each[:3], each[:1], each[None], each[:0], each[0, 0], np.array([n, k, 1])):
+        rule = r"weight_shape must have the shape \(2,\) or \(4, 2\), got .* of shape \("
+        with pytest.raises(TypeError, match=rule):
+            read(tensors | dict(weight_shape=shape))
+    each[3, 1] = 2 * k
+    with pytest.raises(TypeError, match=r"weight_shape must be \(16, 64\).*\[16, 128\]\]"):
+        read(tensors | dict(weight_shape=each))
 
 
 @pytest.mark.parametrize("format", ["int-quantized", "float-quantized", "mxfp4-pack-quantized"])

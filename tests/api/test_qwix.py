@@ -72,6 +72,62 @@ def test_qwix_by_its_fields(rng, dtype, scale_shape):
         )
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "dtype, shape, scale_shapes, name",
+    [
+        (jnp.int8, (2, 0, 64), [(2, 0, 64), (2, 1, 64), (1, 0, 1)], "int8"),
+        (jnp.int8, (2, 64, 0), [(2, 1, 0), (1, 1, 1)], "int8"),
+        (jnp.int8, (0, 0, 0), [(0, 0, 0), (1, 1, 1)], "int8"),
+        (jnp.int4, (2, 0, 64), [(2, 0, 64), (2, 1, 64)], "int4"),
+        (jnp.int4, (2, 256, 0), [(2, 2, 0), (2, 1, 1)], "int4"),
+        (E4M3, (2, 0, 64), [(2, 0, 64), (2, 1, 1)], "fp8"),
+        (E4M3, (2, 256, 0), [(2, 2, 0)], "fp8_128x128"),
+        (jnp.float4_e2m1fn, (2, 0, 64), [(2, 0, 64), (2, 1, 64)], "mxfp4"),
+        (jnp.float4_e2m1fn, (2, 64, 0), [(2, 2, 0)], "mxfp4"),
+    ],
+    ids=str,
+)
+def test_empty_arrays_are_as_quantize_makes_them(dtype, shape, scale_shapes, name, traced):
+    values = jnp.zeros(shape, dtype)
+    layout = "packed" if name.startswith("fp8") else None
+    for scale_shape in scale_shapes:
+        for has_zeros in (False, True) if name == "int4" else (False,):
+            zeros = jnp.zeros(scale_shape, dtype) if has_zeros else None
+            array = QArray(values, jnp.ones(scale_shape), zeros)
+            read = jgg.checkpoints.qwix
+            q = jax.jit(read)(array) if traced else read(array)
+            want = jgg.quantize(jnp.zeros(shape), name, layout=layout, zero_points=has_zeros)
+            assert q.shape == shape and q.format == want.format
+            jax.tree.map(np.testing.assert_array_equal, q, want)
+
+
+def test_qwix_names_the_operand():
+    int8, int4 = (jnp.ones((4, 256, 64), dtype) for dtype in (jnp.int8, jnp.int4))
+    ones = jnp.ones((4, 1, 64))
+    shapes = r"scale must divide those of qvalue \(4, 256, 64\).*k and n must be 1 or equal, got"
+    cases = [
+        (QArray(int8, ones[:2]), shapes + r" \(2, 1, 64\)"),
+        (QArray(int8, ones[:0]), shapes + r" \(0, 1, 64\)"),
+        (QArray(int8, ones[:, :0]), shapes + r" \(4, 0, 64\)"),
+        (QArray(int8, ones[0]), shapes + r" \(1, 64\)"),
+        (QArray(int4, ones, 0), "zero_point must be a JAX or NumPy array, got int: 0"),
+        (QArray(int8, 1.0), "scale must be a JAX or NumPy array, got float: 1.0"),
+        *(
+            (QArray(values, ones.astype(dtype)), f"scale must be floating, got {dtype}")
+            for values in (int8, int4, int8.astype(E4M3), int8.astype(jnp.float4_e2m1fn))
+            for dtype in ("complex64", "int32", "bool")
+        ),
+        *(
+            (QArray(int4, ones, ones.astype(dtype)), f"zero_point must be integers, got {dtype}")
+            for dtype in ("complex64", "bool")
+        ),
+    ]
+    for array, message in cases:
+        with pytest.raises(TypeError, match=message):
+            jgg.checkpoints.qwix(array)
+
+
 def test_qwix_refusals(rng):
     int8, ones = jnp.ones((2, 256, 64), jnp.int8), jnp.ones((2, 1, 64))
     cases = [

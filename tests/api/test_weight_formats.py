@@ -315,7 +315,8 @@ def test_files_of_numpy(rng, tmp_path, name, options):
 
 def _described(arrays, **changes):
     described = json.loads(arrays["format"].tobytes())
-    text = json.dumps({n: x for n, x in (described | changes).items() if x is not None})
+    removed = {name for name, x in changes.items() if x is None}
+    text = json.dumps({n: x for n, x in (described | changes).items() if n not in removed})
     return arrays | {"format": np.frombuffer(text.encode(), np.uint8)}
 
 
@@ -342,6 +343,47 @@ def test_from_dict_names_what_is_wrong(rng, change, error, message):
     change(arrays)
     with pytest.raises(error, match=message):
         jgg.QuantizedArray.from_dict(arrays)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(format=["x"]), r"format of.* must be a string, got \['x'\]"),
+        (dict(layout=["x"]), r"layout of.* must be a string, got \['x'\]"),
+        (dict(version="1"), "version of.* must be an integer, got '1'"),
+        (dict(values=8), "values of.* must be a string, got 8"),
+        (dict(values="abc"), "values of format 'int8'.* must be uint8, got 'abc'"),
+        (dict(values="float32"), "values of format 'int8'.* must be uint8, got 'float32'"),
+        (dict(group_size="all"), "group_size of.* must be an integer or null, got 'all'"),
+        (dict(zero_points=0), "zero_points of.* must be true or false, got 0"),
+        (dict(k=128.0), "k of.* must be an integer, got 128.0"),
+        (dict(n=True), "n of.* must be an integer, got True"),
+        (dict(k=-64), r"k and n of.* must not be negative, got \(-64, 128\)"),
+        (dict(k=64), r"k and n in format must be \(128, 128\).*int8, got \(64, 128\)"),
+        (dict(k=256, n=64), r"k and n in format must be \(128, 128\).*int8, got \(256, 64\)"),
+    ],
+    ids=str,
+)
+def test_from_dict_names_what_is_wrong_with_format(rng, changes, message):
+    q = jgg.quantize(rng.standard_normal((2, 128, 128)).astype(np.float32), "int8")
+    arrays = q.to_dict()
+    with pytest.raises(ValueError, match=message):
+        jgg.QuantizedArray.from_dict(_described(arrays, **changes))
+
+
+def test_slices_can_be_saved(rng):
+    """The dictionary of a slice along k has the size of the slice."""
+    x = rng.standard_normal((2, 256, 192)).astype(np.float32)
+    for name, layout in (("int4", "packed"), ("mxfp4", "packed"), ("fp8_128x128", "rows")):
+        q = jgg.quantize(x, name, layout=layout)
+        whole = np.asarray(jgg.dequantize(q, np.float32))
+        specs = q.specs(P(None, "k", None))
+        first = jax.tree.map(
+            lambda x, spec: jnp.split(x, 2, spec.index("k"))[0] if "k" in spec else x, q, specs
+        )
+        again = jgg.QuantizedArray.from_dict(first.to_dict())
+        assert again.shape == (2, 128, 192)
+        np.testing.assert_array_equal(jgg.dequantize(again, np.float32), whole[:, :128])
 
 
 def test_the_constructor_names_what_is_wrong(rng):

@@ -231,7 +231,7 @@ class QuantizedArray:
 
         NumPy cannot read its files if they have arrays of float8_e5m2; Orbax can.
         """
-        text = json.dumps(as_json(self.format, self._whole)).encode()
+        text = json.dumps(as_json(self.format, self.matrix)).encode()
         return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 
     @classmethod
@@ -261,7 +261,13 @@ class QuantizedArray:
             x = rest.get(name)
             if isinstance(x, np.ndarray) and x.dtype == np.dtype(f"V{x.itemsize}"):
                 rest[name] = x.view(dtype) if dtype and dtype.itemsize == x.itemsize else x
-        return cls(**rest, format=format, matrix=matrix)
+        q = cls(**rest, format=format, matrix=matrix)
+        if q.matrix != matrix:  # the constructor took the arrays for slices of other matrices
+            raise ValueError(
+                f"from_dict: k and n in format must be {q.matrix}, as in the arrays of {q.format}, "
+                f"got {matrix}"
+            )
+        return q
 
     def _flat(self) -> Parts:
         """Returns the arrays with all leading dimensions merged into one."""

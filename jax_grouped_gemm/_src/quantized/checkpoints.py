@@ -164,7 +164,9 @@ def gptq(
       scales: [..., groups, n]; rounded to bfloat16. A group has 32, 64 or 128 rows; or all rows, if
         `qzeros` or `g_idx` is given.
       qzeros: int32 [..., groups, n / 8], zero points along n, or None for 8.
-      g_idx: [..., k], the group of every row, or None for k // group_size.
+      g_idx: [..., k], the group of every row, or None for k // group_size. Give `qzeros` or `g_idx`
+        if the checkpoint has them: without both, words of 8 bits in groups of 32 or 64 rows are
+        read as words of 4 bits.
       version: 1 for "gptq", whose files store each zero point minus one; 2 for "gptq_v2".
 
     Raises:
@@ -177,7 +179,10 @@ def gptq(
         raise ValueError(f"gptq: version must be 1 or 2, got {version!r}")
     *leading, words, n = qweight.shape
     k = 8 * words
-    # Words of 8 bits would look like words of 4 bits for twice as many rows in one group.
+    # Words of 8 bits look like words of 4 bits for twice as many rows, in groups twice as large.
+    # The shapes of qzeros and g_idx tell them apart. Without both tensors, groups of more than 128
+    # rows are refused, because they may be such words. No shape tells words of 8 bits in groups of
+    # 32 or 64 rows from words of 4 bits in groups of 64 or 128.
     whole = zeros is not None or g_idx is not None
     size = group_size("gptq: scales", scales, (*leading, k, n), whole=whole)
     if g_idx is not None:
@@ -222,14 +227,16 @@ def compressed_tensors(
 
         | `format` | tensors | format of the result |
         |---|---|---|
-        | "pack-quantized" | `weight_packed` int32 [..., n, k / 8], `weight_scale` [..., n, groups], perhaps `weight_zero_point` int32 [..., n / 8, groups], perhaps `weight_shape` (n, k) | "int4" |
+        | "pack-quantized" | `weight_packed` int32 [..., n, k / 8], `weight_scale` [..., n, groups], perhaps `weight_zero_point` int32 [..., n / 8, groups], perhaps `weight_shape` (n, k), once or [..., 2] | "int4" |
         | "int-quantized" | `weight` int8 [..., n, k], `weight_scale` [..., n, 1] | "int8" |
         | "float-quantized" | `weight` float8_e4m3fn [..., n, k], `weight_scale` [..., n, 1] | "fp8" |
         | "mxfp4-pack-quantized" | `weight_packed` uint8 [..., n, k / 2], `weight_scale` uint8 [..., n, k / 32] | "mxfp4" |
 
       format: the format in the checkpoint's configuration.
 
-    Groups of "int4" have 32, 64 or 128 rows; or all k rows, if `weight_shape` is given.
+    Groups of "int4" have 32, 64 or 128 rows; or all k rows, if `weight_shape` is given. Give
+    `weight_shape` if the checkpoint has it: without it and `weight_zero_point`, words of 8 bits in
+    groups of 32 or 64 rows are read as words of 4 bits.
 
     Raises:
       KeyError: a tensor is missing.
@@ -270,7 +277,8 @@ def compressed_tensors(
         scales = scales.mT if scales.ndim > 1 else scales
         *leading, n, eighth = words.shape
         k = 8 * eighth
-        # Words of 8 bits would look like words of 4 bits for twice as many rows.
+        # Words of 8 bits look like words of 4 bits for twice as many rows, see `gptq`. weight_shape
+        # and the shape of weight_zero_point tell them apart.
         size = group_size(
             "compressed_tensors: weight_scale, transposed,",
             scales,
@@ -293,7 +301,14 @@ def compressed_tensors(
             )
     if "weight_shape" in tensors:
         given = known_values("weight_shape", tensors["weight_shape"])
-        if given.shape[-1:] != (2,) or (given != (n, k)).any():
+        shapes = (2,), (*leading, 2)
+        if given.shape not in shapes:
+            raise TypeError(
+                "compressed_tensors: weight_shape must have the shape "
+                f"{' or '.join(map(str, dict.fromkeys(shapes)))}, got {given.tolist()} of shape "
+                f"{given.shape}"
+            )
+        if (given != (n, k)).any():
             raise TypeError(
                 f"compressed_tensors: weight_shape must be {(n, k)}, because the other tensors are "
                 f"read as weights of {found.bits} bits, got {given.tolist()}"

@@ -239,6 +239,19 @@ def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
     )
 
 
+_KINDS: dict[str, tuple[type, ...]] = dict(
+    format=(str,),
+    layout=(str,),
+    version=(int,),
+    values=(str,),
+    group_size=(int, type(None)),
+    zero_points=(bool,),
+    k=(int,),
+    n=(int,),
+)
+"""The types that JSON gives the elements of `as_json`."""
+
+
 def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
     """Returns the format and the matrix from which `as_json` made a dictionary.
 
@@ -246,13 +259,13 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
       ValueError: the format is not registered, or the array has another version of its layout, or
         `found` is not such a dictionary.
     """
-    keys = ("format", "layout", "version", "values", "group_size", "zero_points", "k", "n")
-    if missing := set(keys) - (found.keys() if isinstance(found, dict) else set()):
+    if missing := _KINDS.keys() - (found.keys() if isinstance(found, dict) else set()):
         raise ValueError(
-            f"a format is described by {', '.join(keys)}, but there is no "
+            f"a format is described by {', '.join(_KINDS)}, but there is no "
             f"{' and no '.join(sorted(missing))}"
         )
     # Compare versions first, because another version may have other options.
+    _check_kinds(found, "format", "layout", "version")
     current = registered(found["format"], found["layout"]).format
     if found["version"] != current.version:
         raise ValueError(
@@ -260,11 +273,33 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
             f"{current.layout!r}, but this release reads version {current.version}: quantise the "
             "weights again"
         )
+    _check_kinds(found, "values", "group_size", "zero_points", "k", "n")
+    matrix = found["k"], found["n"]
+    if min(matrix) < 0:
+        raise ValueError(f"k and n of a described format must not be negative, got {matrix}")
+    dtypes = {np.dtype(each).name: each for each in (current.values, *functions_of(current).dtypes)}
+    if found["values"] not in dtypes:
+        raise ValueError(
+            f"values of format {current.name!r} in the layout {current.layout!r} must be "
+            f"{' or '.join(dtypes)}, got {found['values']!r}"
+        )
     format = named(
         current.name,
         layout=current.layout,
         group_size=found["group_size"],
         zero_points=found["zero_points"],
-        dtype=np.dtype(found["values"]),
+        dtype=dtypes[found["values"]],
     )
-    return format, (found["k"], found["n"])
+    return format, matrix
+
+
+def _check_kinds(found: dict[str, Any], *names: str) -> None:
+    """Raises a `ValueError` unless elements of a description have their types."""
+    for name in names:
+        # Instances of int would include True.
+        if type(found[name]) not in _KINDS[name]:
+            words = {str: "a string", int: "an integer", bool: "true or false", type(None): "null"}
+            raise ValueError(
+                f"{name} of a described format must be "
+                f"{' or '.join(words[kind] for kind in _KINDS[name])}, got {found[name]!r}"
+            )

@@ -15,6 +15,9 @@ from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Codes, named
 
+E4M3 = np.dtype(jnp.float8_e4m3fn)
+E2M1 = np.dtype(jnp.float4_e2m1fn)
+
 _E2M1_FROM_1 = (0.5, 1, 1.5, 2, 3, 4, 6)
 """The values of the codes 1 to 7."""
 
@@ -33,7 +36,8 @@ def qwix(array: Any) -> QuantizedArray:
     | float8_e4m3fn | columns | "fp8" |
     | float8_e4m3fn | blocks of multiples of 128 | "fp8_128x128" |
 
-    Several columns, or experts, may share a scale.
+    Several columns, or experts, may share a scale. Without rows, int4 has groups of 128, and
+    float8_e4m3fn is "fp8".
 
     Args:
       array: a `qwix.QArray`, or an object with fields `qvalue`, `scale`, `zero_point` and `qtype`.
@@ -50,21 +54,22 @@ def qwix(array: Any) -> QuantizedArray:
         )
     values, scales = as_array("qwix: qvalue", array.qvalue), as_array("qwix: scale", array.scale)
     zeros = getattr(array, "zero_point", None)
-    stored = dict(scale=scales) if zeros is None else dict(scale=scales, zero_point=zeros)
+    stored = dict(scale=scales)
+    if zeros is not None:
+        stored["zero_point"] = zeros = as_array("qwix: zero_point", zeros)
     if values.ndim < 2:
         raise TypeError(f"qwix: qvalue must be [..., k, n], got {values.shape}")
     for name, x in stored.items():
-        sizes = zip(values.shape, x.shape, strict=False)
-        if x.ndim != values.ndim or any(a != b and (b < 1 or a % b) for a, b in sizes):
-            raise TypeError(
-                f"qwix: the dimensions of {name} must divide those of qvalue {values.shape}, got "
-                f"{x.shape}"
-            )
+        _check_numbers(name, x, values.shape)
         if x.shape != scales.shape:
             raise ValueError(
                 f"qwix: zero_point {x.shape} must have the shape of scale, {scales.shape}"
             )
     *leading, k, n = values.shape
+    if 0 in (k, n):
+        # Columns without rows may lack scales here, but formats need one for each column.
+        stored = {name: _without_elements(x, k, n) for name, x in stored.items()}
+        scales = stored["scale"]
     rows, columns = k // scales.shape[-2], n // scales.shape[-1]
     dtype, qtype = values.dtype, getattr(array, "qtype", None)
 
@@ -79,7 +84,7 @@ def qwix(array: Any) -> QuantizedArray:
     if qtype in ("nf4", "nvfp4") or dtype not in (jnp.int4, jnp.int8, E4M3, E2M1):
         raise refused("values")
     if dtype in (jnp.int8, E4M3) and rows == k:
-        every = [_of_each(scales, values.shape, (k, 1))[..., 0, :].astype(jnp.float32)]
+        every = [_of_each(scales, (*leading, 1, n), (1, 1))[..., 0, :].astype(jnp.float32)]
         read, found = _of_columns, named("int8" if dtype == jnp.int8 else "fp8")
     elif dtype == E4M3 and not rows % 128 and (columns == n or not columns % 128):
         every = [_of_each(scales, values.shape, (128, 128)).astype(jnp.float32)]
@@ -93,7 +98,7 @@ def qwix(array: Any) -> QuantizedArray:
         every = [_of_each(x, values.shape, (size, 1)) for x in stored.values()]
         read = _of_int4
         found = named("int4", group_size=size, zero_points=zeros is not None or None)
-    elif dtype == E2M1 and rows == 32:
+    elif dtype == E2M1 and (rows == 32 or k == 0):
         if not isinstance(scales, jax.core.Tracer):
             mantissas, exponents = np.frexp(np.asarray(scales, np.float64))
             fits = (mantissas == 0.5) & (exponents >= -126)
@@ -106,8 +111,27 @@ def qwix(array: Any) -> QuantizedArray:
     return of_stored(read, (values, *every), (k, n), found, tuple(leading))
 
 
-E4M3 = np.dtype(jnp.float8_e4m3fn)
-E2M1 = np.dtype(jnp.float4_e2m1fn)
+def _check_numbers(name: str, x: jax.Array, shape: tuple[int, ...]) -> None:
+    """Raises a `TypeError` unless tiles of an array of `shape` can have the numbers `x`."""
+    kinds = dict(scale=(jnp.floating,), zero_point=(jnp.integer, jnp.floating))[name]
+    if not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
+        kind = "floating" if name == "scale" else "integers"
+        raise TypeError(f"qwix: {name} must be {kind}, got {x.dtype} of shape {x.shape}")
+    fits = x.ndim == len(shape)
+    for dim, (size, count) in enumerate(zip(shape, x.shape, strict=False)):
+        divides = dim >= len(shape) - 2 and count > 0 and size % count == 0
+        fits &= divides or count in (1, size)
+    if not fits:
+        raise TypeError(
+            f"qwix: the dimensions of {name} must divide those of qvalue {shape}, and those before "
+            f"k and n must be 1 or equal, got {x.shape}"
+        )
+
+
+def _without_elements(x: jax.Array, k: int, n: int) -> jax.Array:
+    """Returns ones in place of numbers of tiles of [..., k, n], one along each size that is 0."""
+    *leading, groups, columns = x.shape
+    return jnp.ones((*leading, groups if k else 1, columns if n else 1), x.dtype)
 
 
 def _of_each(x: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> jax.Array:
@@ -115,8 +139,8 @@ def _of_each(x: jax.Array, shape: tuple[int, ...], block: tuple[int, int]) -> ja
     *leading, k, n = shape
     x = jnp.broadcast_to(x, (*leading, *x.shape[-2:]))
     for axis, size, step in ((-2, k, block[0]), (-1, n, block[1])):
-        shared = size // x.shape[axis]
-        first = np.arange(cdiv(size, step)) * step // max(shared, 1)
+        shared = max(size // x.shape[axis], 1)
+        first = np.arange(cdiv(size, step)) * step // shared
         x = jnp.take(x, first, axis=axis)
     return x
 

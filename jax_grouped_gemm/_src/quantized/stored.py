@@ -134,8 +134,9 @@ def group_size(name: str, scales: jax.Array, shape: tuple[int, ...], *, whole: b
     *leading, k, n = shape
     if not jnp.issubdtype(scales.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating, got {scales.dtype} of shape {scales.shape}")
-    for size in (32, 64, 128, *[k] * whole):
-        if scales.shape == (*leading, cdiv(k, size), n):
+    groups = [(size, cdiv(k, size)) for size in (32, 64, 128)]
+    for size, count in [*groups, *[(k, 1)] * whole]:
+        if scales.shape == (*leading, count, n):
             return size
     raise TypeError(
         f"{name} must be [..., groups, {n}] for groups of 32, 64 or 128 of {k} rows of 4 bits"
