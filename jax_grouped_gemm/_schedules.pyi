@@ -61,9 +61,12 @@ def ragged_contracting_tiles(
     cluster: int,
     align: int,
     clusters: int = 1,
-    shares_lhs: bool = False,
+    gathers: bool = False,
 ) -> np.ndarray:
-    """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
+    """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`.
+
+    With `gathers`, they are in the order of products whose rows lie anywhere in memory.
+    """
 
 def ragged_noncontracting_pieces(
     group_sizes: np.ndarray,

@@ -26,8 +26,8 @@ struct GroupSizes {
 };
 
 // Calls function(rows) for each local group that lane `lane` of a warp looks at, one in kWarpSize.
-// Every size counts, even if earlier groups have used up all rows. So all sizes together may be
-// more than `rows`, but none is.
+// Each size is cut to `rows`, but counts even if earlier groups have used up all rows, so the sum
+// of the sizes may be larger.
 template <class Function>
 JGG_HOST_DEVICE void for_each_local_size(GroupSizes const& groups, int lane, Function function) {
   for (int batch = 0; batch < groups.batches; ++batch) {

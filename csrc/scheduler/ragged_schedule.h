@@ -109,10 +109,11 @@ struct ContractingGrid {
   // If groups have at most this many rows on average, most groups take a single step, so nearly all
   // groups cost the same.
   static constexpr int kEqualRows = kTileK / 2;
-  // If all units of an average group have at most this many steps together, clusters do not look
-  // for the one that is free first. This takes about a microsecond per group, in which all clusters
-  // together compute 110 steps. If clusters take units in turn instead, kernels take three quarters
-  // of the time with 66 steps per group, and 5 % more time with 72 steps.
+  // If all units of an average group have at most this many steps together, with kTileChange for
+  // each unit, clusters do not look for the one that is free first. The search takes about a
+  // microsecond per group, in which all clusters together compute 110 steps. If clusters take units
+  // in turn instead, kernels take three quarters of the time with 66 steps per group, and 5 % more
+  // time with 72 steps.
   static constexpr int kFewSteps = 66;
 
   Raster<kCluster> raster;
@@ -121,15 +122,16 @@ struct ContractingGrid {
   bool has_few_steps;  // an average group has at most kFewSteps steps
 
   ContractingGrid() = default;
-  // Groups of more than `hot` times the mean come first. If groups have at most `few_rows` rows on
-  // average, they keep their order.
-  ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows, int hot = 2)
+  // Groups of more than `times_mean` times the mean come first. If groups have at most `few_rows`
+  // rows on average, they keep their order.
+  ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows,
+                  int times_mean = 2)
       : raster(ceil_div(m, kTileM), ceil_div(n, kTileN)),
         units(raster.units()),
         hot_rows(groups.rows) {
     int const mean = groups.rows / groups.groups;
     has_few_steps = int64_t(units) * (ceil_div(mean, kTileK) + kTileChange) <= kFewSteps;
-    if (mean > few_rows) hot_rows = hot * mean;
+    if (mean > few_rows) hot_rows = times_mean * mean;
   }
 };
 

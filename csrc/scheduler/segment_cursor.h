@@ -36,7 +36,7 @@ class SegmentCursor {
       : groups_(groups),
         units_(units),
         hot_rows_(hot_rows),
-        hot_(kHotFirst && hot_rows < groups.rows),
+        at_hot_(kHotFirst && hot_rows < groups.rows),
         batch_(0),
         units_before_(0) {
     enter_batch();
@@ -46,7 +46,7 @@ class SegmentCursor {
   // Goes back to the first segment, with other numbers of units.
   JGG_HOST_DEVICE void restart(Units const& units) {
     units_ = units;
-    hot_ = kHotFirst && hot_rows_ < groups_.rows;
+    at_hot_ = kHotFirst && hot_rows_ < groups_.rows;
     batch_ = 0;
     units_before_ = 0;
     enter_batch();
@@ -142,13 +142,13 @@ class SegmentCursor {
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
       window_ += kWarpSize;
     } else {
-      bool const again = kHotFirst && hot_;
+      bool const again = kHotFirst && at_hot_;
       if (batch_ + 1 == groups_.batches && !again) return false;
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
       ++batch_;
       if (batch_ == groups_.batches) {
         batch_ = 0;
-        hot_ = false;
+        at_hot_ = false;
       }
       enter_batch();
     }
@@ -161,7 +161,7 @@ class SegmentCursor {
     int const rows = groups_.rows, groups = groups_.groups;
     int const window = window_, offset = offset_, rest = rest_, before = rows_before_;
     int const hot_rows = hot_rows_;
-    bool const hot = hot_;
+    bool const hot = at_hot_;
     Units const units = units_;
 
     auto const size_of = [=](int lane) {
@@ -195,7 +195,7 @@ class SegmentCursor {
   GroupSizes const& groups_;
   Units units_;
   int hot_rows_;  // segments of more rows come first; `rows` if none does
-  bool hot_;      // whether the cursor is at segments that come first
+  bool at_hot_;   // whether the cursor is at segments that come first
   int batch_;
   int offset_;         // group_offset of this batch, clamped to [-local_groups, groups]
   int rest_;           // the segment of the rows that no group owns, the last of the batch

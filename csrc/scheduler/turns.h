@@ -1,6 +1,6 @@
 // Assigns units of work to clusters. There is no counter in memory, because it would have to be
-// reset before each launch. Instead every cluster computes the turns of all clusters, so the same
-// sizes always give the same turns.
+// reset before each launch. Instead every cluster computes its own turns from the sizes, so the
+// same sizes always give the same turns.
 #pragma once
 
 #include "scheduler/host_device.h"
@@ -158,10 +158,10 @@ class EarliestFree {
   Loads<Warp, kMaxClusters> loads_;
 };
 
-// Gives each cluster a range of consecutive units. Lays the costs of all units end to end, cuts
-// them into ranges of equal cost, and gives a unit to the range in which its middle lies. So no
-// cluster looks at the units of other clusters one by one, unlike in EarliestFree. Unlike in
-// EvenAssignment, no unit is cut. The schedule has, besides run():
+// Gives each cluster a range of consecutive units. The costs of all units, laid end to end, are cut
+// into ranges of equal cost, and a unit belongs to the range in which its middle lies. A cluster
+// does not look at the units of other clusters one by one, as in EarliestFree, and no unit is cut,
+// as in EvenAssignment. The schedule has, besides run():
 //
 //   cost()                    about the cost of all units together; the same for all clusters
 //   first_unit(cost, before)  the first unit whose middle is not before this cost of units;
@@ -185,7 +185,7 @@ class EvenRanges {
   }
 
  private:
-  // Returns the cost before a cluster's range.
+  // Returns where a cluster's range begins. A unit there may belong to either range.
   JGG_HOST_DEVICE int begin_of(int all, int cluster) const {
     return static_cast<int>(static_cast<long long>(all) * cluster / clusters_);
   }
@@ -194,7 +194,7 @@ class EvenRanges {
   int clusters_;
   int unit_;    // all units of this cluster before this one are given
   int before_;  // the cost of all units before `unit_`
-  int end_;     // the cost of all units before the next cluster's range
+  int end_;     // where the next cluster's range begins, in costs
   Run run_;
 };
 

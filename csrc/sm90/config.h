@@ -26,8 +26,8 @@ struct Registers {
   int convert = 0;
 };
 constexpr Registers kTileRegisters{40, 232};
-// Schedules of pieces take more registers than schedules of whole tiles.
-constexpr Registers kPieceRegisters{56, 224};
+// Schedules of pieces, and warps that gather contracted rows, take more registers.
+constexpr Registers kLargerLoadRegisters{56, 224};
 
 constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
@@ -36,7 +36,7 @@ constexpr size_t kParameterLimit = 32764;  // bytes of a kernel's parameters, si
 constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
-constexpr int kStepsOfRows = 4;  // whose rows are found together: gather.h
+constexpr int kStepsOfRows = 4;  // the steps whose rows gather.h finds together
 
 // Returns CuTe's name of a major.
 constexpr cute::GMMA::Major gmma_major(Major major) {

@@ -120,7 +120,8 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
 //
 // Two warps load 48 of the 128 boxes of a step each, and load nothing else. The warp that loads rhs
 // loads the other 32 boxes. Clusters share rhs. Three warps issue the boxes of a step in fewer
-// cycles than its products take, which two warps cannot do.
+// cycles than the products of 256 columns take, which two warps cannot do. With 128 columns, boxes
+// take longer than products.
 
 constexpr int kRowsBesideRhs = 32;
 // Warp i of the two loads the 32 rows of a tile's first half from row 32 i on, and this many rows
@@ -191,7 +192,7 @@ __device__ inline void store_shared(uint32_t to, int value) {
 
 // Loads kRows rows of lhs from row `first` of each step on, if rows are contracted. Each half of
 // the tile's columns has its own boxes. `begin(stage)` is called before the boxes of a step are
-// issued. A whole warp calls this function.
+// issued, always by the same thread. A whole warp calls this function.
 //
 // The numbers of rows come from device memory and go to the issuing thread through shared memory.
 // Both take long, so the numbers of kStepsOfRows steps go together, and the next ones are read
@@ -204,6 +205,8 @@ __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Param
   using Config = typename Problem::Config;
   constexpr int kIndices = kStepsOfRows * kRows / kWarpSize;  // of a lane
   static_assert(kStepsOfRows * kRows % kWarpSize == 0);
+  // The statement is volatile, so that the lane is read here and takes no register of the
+  // consumers.
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[kStepsOfRows * first]);
@@ -211,8 +214,8 @@ __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Param
   auto const find = [&](int step) {
 #pragma unroll
     for (int i = 0; i < kIndices; ++i) {
-      int const number = i * kWarpSize + lane;
-      int const row = number / kRows * Config::kTileK + number % kRows;
+      int const slot = i * kWarpSize + lane;
+      int const row = slot / kRows * Config::kTileK + slot % kRows;
       index[i] = Problem::gathered_index(params, work, step * Config::kTileK + first + row);
     }
   };
@@ -227,8 +230,8 @@ __device__ __forceinline__ void load_own_contracted_rows(typename Problem::Param
     find(step + kStepsOfRows);
     int const steps = min(work.k_tiles - step, kStepsOfRows);
     if (cute::elect_one_sync()) {
-      // Columns past the result repeat the tile's first half, because boxes of zeros are slower.
-      // Their products are not stored.
+      // A tile whose second half has no columns loads its first half twice, so that no branch
+      // parts the boxes of a step. No consumer reads the second copy.
       bool const both = Problem::rows_left(params, work) > kRowsPerConsumer;
       int const second_column = both ? work.m + kRowsPerConsumer : work.m;
       auto at = stage;

@@ -14,6 +14,7 @@
 //   registers of a thread             load, multiply
 //     whole tiles                     40, 232
 //     pieces of tiles                 56, 224
+//     contracted rows by gather.h     56, 224
 //     FP8 groups of few rows          40, 64 (three blocks a multiprocessor)
 //     packed/decoding.h               72, 216; 48, 96 with two blocks a multiprocessor
 //     with convert                    40, 192, and 88 to convert

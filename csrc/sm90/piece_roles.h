@@ -14,7 +14,7 @@ struct PieceRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
-  static constexpr Registers kRegisters = kPieceRegisters;
+  static constexpr Registers kRegisters = kLargerLoadRegisters;
 
   template <class... More>
   __device__ static void schedule(Params const& params, Shared& shared, int rank,

@@ -33,7 +33,7 @@ struct LoadingRoles : TileRoles<Problem> {
   using Shared = SharedStorage<Config>;
   // The warps that gather contracted rows keep the numbers of rows of several steps.
   static constexpr Registers kRegisters =
-      kGathersOwnRows<Problem> && Config::kLhsMajor == Major::kMN ? kPieceRegisters
+      kGathersOwnRows<Problem> && Config::kLhsMajor == Major::kMN ? kLargerLoadRegisters
                                                                   : kTileRegisters;
 
   __device__ static void initialize(Params const&, Shared& shared) {

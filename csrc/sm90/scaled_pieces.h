@@ -8,7 +8,7 @@ namespace jgg::sm90 {
 
 template <class Problem>
 struct ScaledPieces : TileRoles<Problem> {
-  static constexpr Registers kRegisters = kPieceRegisters;
+  static constexpr Registers kRegisters = kLargerLoadRegisters;
 
   template <class Shared>
   __device__ static void schedule(typename Problem::Params const& params, Shared& shared,

@@ -102,18 +102,17 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
 
 template <class Tile, int kTileK, int kAlign, int kPad, class TurnsOfFewSteps = RoundRobin>
 std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int few_rows,
-                                          int clusters) {
+                                          int clusters, int times_mean = 2) {
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                        Tile::kCluster, kAlign, kPad, TurnsOfFewSteps>;
   check_clusters(clusters, Tile::kCluster);
-  typename Schedule::Grid const grid(groups, k, n, few_rows);
+  typename Schedule::Grid const grid(groups, k, n, few_rows, times_mean);
   return list_tiles<SimulatedTurns<Tile>>(Schedule(groups, grid), Tile::kCluster, clusters);
 }
 
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                    int batches, int local_groups, int m, int k, int n, int tile_m,
-                                   int tile_n, int cluster, int align, int clusters,
-                                   bool in_ranges) {
+                                   int tile_n, int cluster, int align, int clusters, bool gathers) {
   GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
   list_first(
@@ -121,12 +120,12 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          auto const list = [&]<class Turns>(std::type_identity<Turns>) {
-            return contracting_tiles<Tile, kTileK, alignment.value, 1, Turns>(groups, k, n,
-                                                                              kFewRows, clusters);
+          auto const list = [&]<class Turns>(std::type_identity<Turns>, int times_mean) {
+            return contracting_tiles<Tile, kTileK, alignment.value, 1, Turns>(
+                groups, k, n, kFewRows, clusters, times_mean);
           };
-          return in_ranges ? list(std::type_identity<EvenRanges>{})
-                           : list(std::type_identity<RoundRobin>{});
+          return gathers ? list(std::type_identity<EvenRanges>{}, 1)
+                         : list(std::type_identity<RoundRobin>{}, 2);
         });
         return true;
       },
@@ -329,7 +328,7 @@ void define_schedules(nb::module_& module) {
              "shares_lhs"_a = false);
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "in_ranges"_a = false);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "gathers"_a = false);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);

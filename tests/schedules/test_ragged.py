@@ -177,13 +177,20 @@ def check_turns(problem, units):
         load, cluster = loads[0]
         assert owner == cluster
         heapq.heapreplace(loads, (load + cost, cluster))
+    check_large_first(problem, units, times_mean=2)
 
-    # If a long tile came last, other clusters would wait, so long tiles come first. With few steps
-    # a group, writing results takes most of the time, and long tiles between others hide that.
+
+def check_large_first(problem, units, times_mean):
+    """Checks that groups of more than `times_mean` times the mean come first.
+
+    If a long tile came last, other clusters would wait. With few steps a group, writing results
+    takes most of the time, and long tiles between others hide that.
+    """
+    rows = np.where(units.extent > 0, units.extent - units.head, 0)
     mean = problem.m // problem.group_sizes.shape[-1]
     if mean > 2 * TILE_K:
-        hot = rows > 2 * mean
-        assert (hot[:-1] >= hot[1:]).all()
+        large = rows > times_mean * mean
+        assert (large[:-1] >= large[1:]).all()
 
 
 def in_columns(problem, tiles):
@@ -359,10 +366,11 @@ def test_clusters_can_take_even_ranges(schedule, compiled_tiles, rng):
     for _ in range(1500):
         problem = random_problem(rng, op, compiled_tiles(op))
         problem = replace(problem, clusters=int(rng.choice([problem.clusters, 33, 66])))
-        tiles = schedule(problem, in_ranges=True)
+        tiles = schedule(problem, gathers=True)
         check_units(problem, tiles)
         check_contracting(problem, tiles)
         units = tiles[:: problem.cluster]
+        check_large_first(problem, units, times_mean=1)
         sizes = np.atleast_2d(problem.group_sizes)
         is_valid = (sizes >= 0).all() and (sizes.sum(-1) <= problem.m).all()
         if is_valid and are_small(problem, units):

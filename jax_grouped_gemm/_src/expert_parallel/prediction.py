@@ -13,7 +13,6 @@ from typing import Any
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-from jax_grouped_gemm._src.mlp.in_place import GRADIENT_COLUMNS
 
 ALL_TO_ALL = 220e9
 PPERMUTE = 215e9
@@ -35,6 +34,11 @@ ROWS_LOST_TO_TILES = 64
 SECOND_COPY = 0.01
 """Rows are kept if copying tokens to rows again would take a larger share of a step than this.
 Keeping rows is never slower (h100_x2_choices.json), but costs memory."""
+
+IN_PLACE_COLUMNS = 256
+"""Columns of hidden up to which no rows are kept, because products read tokens in place. Gradients
+also read tokens of wider layers in place (`mlp/in_place.py`), but whether this is better than
+keeping their rows has not been measured."""
 
 SPARE_ROWS = 2
 """Rows are kept only if the buffer has room for at most this multiple of the balanced rows."""
@@ -81,8 +85,8 @@ class Shape:
 
     @property
     def reads_in_place(self) -> bool:
-        """Whether products read tokens in place, so that there are no rows to keep."""
-        return self.hidden <= GRADIENT_COLUMNS
+        """Whether it is better to read tokens in place than to keep copied rows."""
+        return self.hidden <= IN_PLACE_COLUMNS
 
     def buffer_rows(self, chunks: int, factor: float | None) -> int:
         """Rows that a device has room for at a time."""

@@ -7,21 +7,19 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.operands import Groups, MlpOperands, Rows
+from jax_grouped_gemm._src.mlp.operands import MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
-# Columns of hidden up to which gate and up are computed from tokens in place. Beyond these, issuing
-# the loads of rows takes longer than copying rows once. This limit is for rows with an `inverse`:
-# without one, groups may have rows without a token, which are slow to load.
-FORWARD_COLUMNS = 2880
+# Columns of hidden up to which gate and up are computed from tokens in place. With more columns,
+# more tiles load the same rows, and issuing the loads takes longer than copying rows once. Rows
+# without an `inverse` have a limit of their own, because their groups may have rows without a
+# token, which are slow to load.
+FORWARD_COLUMNS, FORWARD_COLUMNS_WITHOUT_INVERSE = 2880, 256
 
-# Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
-# the same rows. If groups have few rows on average, this is still faster than copies.
-GRADIENT_COLUMNS = 256
-SMALL_GROUP_COLUMNS, SMALL_GROUP_ROWS = 768, 256
+# Columns up to which gradients read rows of x and dy in place.
+GRADIENT_COLUMNS = 768
 
 
 def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
@@ -33,7 +31,8 @@ def in_forward(problem: MlpProblem[MlpOperands]) -> bool:
         and epilogue.is_sigmoid
         and experts.has_up
         and not experts.has_biases
-        and experts.hidden_columns <= (FORWARD_COLUMNS if are_tokens else GRADIENT_COLUMNS)
+        and experts.hidden_columns
+        <= (FORWARD_COLUMNS if are_tokens else FORWARD_COLUMNS_WITHOUT_INVERSE)
     )
 
 
@@ -57,15 +56,8 @@ def of_dy(operands: MlpOperands, params: Mapping[str, Any]) -> bool:
         and experts.has_up
         and not experts.has_biases
         and wgrad in (None, DEFAULT_TILE)
-        and in_gradients(operands.groups, operands.num_rows, experts.hidden_columns)
+        and experts.hidden_columns <= GRADIENT_COLUMNS
     )
-
-
-def in_gradients(groups: Groups, rows: Any, columns: Any) -> bool:
-    """Whether gradients are faster on rows in place than on copies."""
-    count = groups.sizes.shape[0]
-    has_few_rows = is_static(rows, count) and rows <= SMALL_GROUP_ROWS * count
-    return columns <= (SMALL_GROUP_COLUMNS if has_few_rows else GRADIENT_COLUMNS)
 
 
 def has_plain_gradient(activation: Activation) -> bool:

@@ -47,10 +47,14 @@ def _fits_weights(
     more_than: int,
     most: int,
 ) -> bool:
-    """Whether a tile of `most` columns wastes the fewest, and its kernel may gather rows."""
-    given = problem.operands
-    may_gather = given.rows.rows is not None and problem.params["tile_choices"].wgrad is None
-    return may_gather and more_than < given.columns <= most
+    """Whether a tile of `most` columns wastes the fewest."""
+    return more_than < problem.operands.columns <= most
+
+
+def _only_rows_in_place(
+    problem: MlpProblem[PairedWeightsOperands | DownWeightsOperands],
+) -> str:
+    return "it only reads rows in place" * (problem.operands.rows.rows is None)
 
 
 _of_mlp = functools.partial(TiledKernel, lhs=("bfloat16",), in_order=always)
@@ -87,6 +91,7 @@ WEIGHTS_KERNELS = (
     _of_mlp(
         tile=TileConfig(128, 192, 2),
         record=("h200_moe_fine.json", "granular/moe_step"),
+        refuses=_only_rows_in_place,
         pays=functools.partial(_fits_weights, more_than=128, most=192),
     ),
 )
@@ -97,6 +102,7 @@ DOWN_WEIGHTS_KERNELS = (
     _of_mlp(
         tile=TileConfig(128, 128, 2),
         record=("h200_moe_fine.json", "nano/moe_step"),
+        refuses=_only_rows_in_place,
         pays=functools.partial(_fits_weights, more_than=0, most=128),
     ),
 )

@@ -182,7 +182,7 @@ def _paired_weights(plan: MlpPlan) -> MlpPlan:
     """Completes the plan of the gradients of gate and up."""
     given, (_, kernel) = plan.problem.operands, plan.launched
     columns = given.columns
-    reads = in_place.in_gradients(given.groups, given.rows.num_rows, columns)
+    reads = columns <= in_place.GRADIENT_COLUMNS
     both = 2 * round_up(columns, kernel.tile.tile_n)
     return _weights(plan, columns, both, in_place.gather(given.rows, reads))
 
