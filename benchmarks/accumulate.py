@@ -86,7 +86,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.accumulate", __doc__, jobs, add_arguments)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -192,7 +192,6 @@ def texts(results: Mapping) -> list[str]:
 COMMAND = Command(
     "benchmarks.data_parallel", __doc__, jobs, add_arguments, complete, rounds=8, texts=texts
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -37,6 +37,7 @@ from jax import lax  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 
 from benchmarks.harness import check, report  # noqa: E402
+from benchmarks.harness.cases import by_name  # noqa: E402
 from benchmarks.harness.command import Command, add_choices  # noqa: E402
 from benchmarks.harness.inputs import LatestInputs  # noqa: E402
 from benchmarks.harness.measure import Workload  # noqa: E402
@@ -65,27 +66,26 @@ from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, pred
 TOLERANCE = 0.02
 
 
-LAYERS = {
-    layer.name: layer
-    for layer in (
-        Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
-        Layer("dsv3", 4096, 7168, 2048, 64, 8),
-        Layer("mixtral", 4096, 4096, 14336, 8, 2),
-    )
-}
+LAYERS = by_name(
+    Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
+    Layer("dsv3", 4096, 7168, 2048, 64, 8),
+    Layer("mixtral", 4096, 4096, 14336, 8, 2),
+)
 """Layers by name, with the tokens of one GPU."""
 
-UNTUNED = tuple(
-    Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
-    for t, d, f, e, k in (
-        (8192, 2048, 512, 512, 10),
-        (8192, 2880, 2880, 32, 4),
-        # Drawn at random among layers whose step takes two GPUs milliseconds.
-        (2048, 6400, 2752, 32, 3),
-        (16384, 4224, 576, 112, 3),
-        (16384, 3200, 896, 56, 4),
-        (4096, 3584, 3712, 8, 3),
-    )
+
+def layer_of(t: int, d: int, f: int, e: int, k: int) -> Layer:
+    return Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
+
+
+UNTUNED = (
+    layer_of(8192, 2048, 512, 512, 10),
+    layer_of(8192, 2880, 2880, 32, 4),
+    # Drawn at random among layers whose step takes two GPUs milliseconds.
+    layer_of(2048, 6400, 2752, 32, 3),
+    layer_of(16384, 4224, 576, 112, 3),
+    layer_of(16384, 3200, 896, 56, 4),
+    layer_of(4096, 3584, 3712, 8, 3),
 )
 """Layers for which nothing was tuned."""
 
@@ -146,16 +146,10 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
         problem,
         operands,
         judge,
-        description={
-            "shape": dataclasses.asdict(layer),
-            "op": problem.op,
-            "devices": problem.devices,
-            "distribution": "uniform",
-            "max_over_mean": max_over_mean(operands[1], problem),
-            "dtype": "bfloat16",
-            "copy_engines": bool(_compiler_options(problem.devices)),
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        },
+        description=dict(shape=dataclasses.asdict(layer), op=problem.op, devices=problem.devices)
+        | dict(distribution="uniform", max_over_mean=max_over_mean(operands[1], problem))
+        | dict(dtype="bfloat16", copy_engines=bool(_compiler_options(problem.devices)))
+        | dict(xla_flags=os.environ.get("XLA_FLAGS", "")),
         flops=passes * 6 * layer.rows * layer.embed * layer.hidden,
         bytes=0,
         written_bytes=0,
@@ -253,8 +247,7 @@ def _layer(text: str) -> Layer:
     numbers = [int(number) for number in text.split(",")]
     if len(numbers) != 5 or min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"must be T,D,F,E,K, five positive integers, got {text!r}")
-    t, d, f, e, k = numbers
-    return Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
+    return layer_of(*numbers)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -347,7 +340,6 @@ def _numbers(layer: Layer) -> tuple[int, ...]:
 COMMAND = Command(
     "benchmarks.expert_parallel", __doc__, jobs, add_arguments, complete, rounds=6, texts=texts
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

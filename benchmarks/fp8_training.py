@@ -52,16 +52,9 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def compare(seed: int) -> dict:
         """Returns the record of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
+        given = dict(implementation=pinned_implementation(), steps=steps, seed=seed)
         runs = {
-            peer: train(
-                preset,
-                corpus,
-                name=f"{peer}, seed {seed}",
-                implementation=pinned_implementation(),
-                recipe=recipe,
-                steps=steps,
-                seed=seed,
-            )
+            peer: train(preset, corpus, name=f"{peer}, seed {seed}", recipe=recipe, **given)
             for peer, recipe in (("ours", jgg.Recipe()), ("ours_bf16", None))
         }
         losses = {name: run.after.held_out for name, run in runs.items()}
@@ -73,12 +66,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
             "steps": steps,
             "loss_ratio": losses["ours"] / losses["ours_bf16"],
             "peers": {
-                peer: {
-                    "role": (Role.OURS if peer == "ours" else Role.VARIANT).value,
-                    "status": "measured",
-                    "held_out_loss": losses[peer],
-                    "run": dataclasses.asdict(run),
-                }
+                peer: dict(role=(Role.OURS if peer == "ours" else Role.VARIANT).value)
+                | dict(status="measured", held_out_loss=losses[peer], run=dataclasses.asdict(run))
                 for peer, run in runs.items()
             },
             "ratios": {},
@@ -90,16 +79,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ]
 
 
-COMMAND = Command(
-    "benchmarks.fp8_training",
-    __doc__,
-    jobs,
-    add_arguments,
-    timed=False,
-    time_limit=3600,
-    texts=texts,
-)
-main = COMMAND.main
+OPTIONS = dict(timed=False, time_limit=3600, texts=texts)
+COMMAND = Command("benchmarks.fp8_training", __doc__, jobs, add_arguments, **OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -142,13 +142,8 @@ def work(name: str, problems: Sequence[Problem], kind: Kind, seed: Sequence[int]
         kind,
         (lhs, rhs),
         judge,
-        description={
-            "shape": {"name": name, "problems": [list(problem) for problem in problems]},
-            "op": kind.op,
-            "dtype": kind.dtype,
-            "precision": kind.precision,
-            "out_dtype": kind.dtype,
-        },
+        description=dict(shape=dict(name=name, problems=[*map(list, problems)]), op=kind.op)
+        | dict(dtype=kind.dtype, precision=kind.precision, out_dtype=kind.dtype),
         flops=sum(2 * m * k * n for m, k, n in problems),
         bytes=width * sum(m * k + k * n for m, k, n in problems) + written,
         written_bytes=written,
@@ -187,7 +182,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.grouped_gemm", __doc__, jobs, add_arguments, complete, time_limit=900)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

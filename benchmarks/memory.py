@@ -57,15 +57,9 @@ def record(case: Case, device: jax.Device) -> dict:
         except Exception as error:
             found = {"status": "failed", "reason": first_line(error)}
         peers[name] = {"role": role.value, **found}
-    return {
-        "case": f"{case.shape.name}/{case.op.name}/memory",
-        "shape": dataclasses.asdict(case.shape),
-        "op": case.op.name,
-        "dtype": case.dtype,
-        "compiled_for": device.device_kind,
-        "peers": peers,
-        "ratios": {},
-    }
+    name, shape = f"{case.shape.name}/{case.op.name}/memory", dataclasses.asdict(case.shape)
+    found = dict(case=name, shape=shape, op=case.op.name, dtype=case.dtype)
+    return found | dict(compiled_for=device.device_kind, peers=peers, ratios={})
 
 
 def texts(results: Mapping) -> list[str]:
@@ -92,7 +86,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 COMMAND = Command(
     "benchmarks.memory", __doc__, jobs, add_arguments, timed=False, time_limit=1200, texts=texts
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -25,6 +25,7 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check, report
+from benchmarks.harness.cases import by_name
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
@@ -55,21 +56,18 @@ class Layer:
         return self.tokens * self.top_k
 
 
-LAYERS = {
-    layer.name: layer
-    for layer in (
-        Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
-        Layer("sonic_7b", 24576, 1536, 256, 128, 8),
-        Layer("sonic_4096", 8192, 4096, 512, 128, 8),
-        Layer("dsv3_slice", 4096, 7168, 2048, 32, 8),
-        Layer("mixtral", 4096, 4096, 14336, 8, 2),
-        Layer("gptoss", 8192, 2880, 2880, 32, 4),
-        Layer("nano", 16384, 1280, 128, 192, 8),
-        Layer("granular", 16384, 1536, 192, 160, 6),
-        Layer("qwen3_next", 8192, 2048, 512, 512, 10),
-        Layer("sonic_30b", 32768, 4096, 256, 256, 16),
-    )
-}
+LAYERS = by_name(
+    Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
+    Layer("sonic_7b", 24576, 1536, 256, 128, 8),
+    Layer("sonic_4096", 8192, 4096, 512, 128, 8),
+    Layer("dsv3_slice", 4096, 7168, 2048, 32, 8),
+    Layer("mixtral", 4096, 4096, 14336, 8, 2),
+    Layer("gptoss", 8192, 2880, 2880, 32, 4),
+    Layer("nano", 16384, 1280, 128, 192, 8),
+    Layer("granular", 16384, 1536, 192, 160, 6),
+    Layer("qwen3_next", 8192, 2048, 512, 512, 10),
+    Layer("sonic_30b", 32768, 4096, 256, 256, 16),
+)
 TINY = Layer("tiny", 48, 64, 32, 4, 2)
 OPS = ("moe_forward", "moe_step")
 
@@ -207,13 +205,8 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
         problem,
         of_layer,
         judge,
-        description={
-            "shape": dataclasses.asdict(layer),
-            "op": problem.op,
-            "distribution": "random",
-            "dtype": "bfloat16",
-            "out_dtype": "bfloat16",
-        },
+        description=dict(shape=dataclasses.asdict(layer), op=problem.op, distribution="random")
+        | dict(dtype="bfloat16", out_dtype="bfloat16"),
         flops=passes * 6 * layer.rows * d * f,
         bytes=read + written,
         written_bytes=written,
@@ -284,7 +277,6 @@ def texts(results: Mapping) -> list[str]:
 COMMAND = Command(
     "benchmarks.moe", __doc__, jobs, add_arguments, complete, time_limit=480, texts=texts
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -200,13 +200,9 @@ def work(op: str, name: str, shapes: Sequence[Shape], seed: int) -> Workload:
         op,
         tuple(drawn),
         judge,
-        description={
-            "shape": {"name": name, "stacks": [list(shape) for shape in shapes]},
-            "op": op,
-            "distribution": "equal",
-            "dtype": "float16" if op == "newton_schulz" else "float32",
-            "parameters": elements,
-        },
+        description=dict(shape=dict(name=name, stacks=[*map(list, shapes)]), op=op)
+        | dict(dtype="float16" if op == "newton_schulz" else "float32", distribution="equal")
+        | dict(parameters=elements),
         flops=flops(shapes),
         bytes=(4 if op == "newton_schulz" else 30) * elements,
         written_bytes=2 * elements,
@@ -239,7 +235,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.muon", __doc__, jobs, add_arguments, rounds=6)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

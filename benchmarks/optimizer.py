@@ -299,7 +299,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.optimizer", __doc__, jobs, add_arguments, time_limit=600)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

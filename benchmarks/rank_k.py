@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import exact
+from benchmarks.harness.cases import by_name
 from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
@@ -26,14 +27,9 @@ from benchmarks.peers.cublas_symmetric import CublasSymmetric
 
 Shape = tuple[int, int, int]  # g, n, k
 BF16_SHAPES = (
-    (8, 2048, 2048),
-    (2, 4096, 4096),
-    (1, 8192, 8192),
-    (16, 1024, 1024),
-    (64, 256, 1024),
-    (16, 512, 512),
-    (32, 1024, 256),
-)
+    (8, 2048, 2048), (2, 4096, 4096), (1, 8192, 8192), (16, 1024, 1024),
+    (64, 256, 1024), (16, 512, 512), (32, 1024, 256),
+)  # fmt: skip
 WIDE_SHAPES = ((16, 1024, 1024), (8, 2048, 2048))
 TINY_SHAPES = ((2, 24, 16), (1, 40, 8))
 
@@ -54,18 +50,15 @@ class Update:
         return self.dtype.startswith("complex")
 
 
-UPDATES = {
-    update.name: update
-    for update in (
-        Update("syrk", False, "bfloat16", BF16_SHAPES, 2.0**-8),
-        Update("syr2k", True, "bfloat16", BF16_SHAPES, 2.0**-8),
-        Update("syrk_f32", False, "float32", WIDE_SHAPES, 1e-5, "highest"),
-        Update("syr2k_f32", True, "float32", WIDE_SHAPES, 1e-5, "highest"),
-        Update("syr2k_f32_default", True, "float32", WIDE_SHAPES, 1e-3, "default"),
-        Update("syr2k_f64", True, "float64", WIDE_SHAPES, 1e-13),
-        Update("her2k_c128", True, "complex128", WIDE_SHAPES, 1e-13),
-    )
-}
+UPDATES = by_name(
+    Update("syrk", False, "bfloat16", BF16_SHAPES, 2.0**-8),
+    Update("syr2k", True, "bfloat16", BF16_SHAPES, 2.0**-8),
+    Update("syrk_f32", False, "float32", WIDE_SHAPES, 1e-5, "highest"),
+    Update("syr2k_f32", True, "float32", WIDE_SHAPES, 1e-5, "highest"),
+    Update("syr2k_f32_default", True, "float32", WIDE_SHAPES, 1e-3, "default"),
+    Update("syr2k_f64", True, "float64", WIDE_SHAPES, 1e-13),
+    Update("her2k_c128", True, "complex128", WIDE_SHAPES, 1e-13),
+)
 
 
 def product(a, b):
@@ -145,14 +138,9 @@ def work(update: Update, shape: Shape, seed: Sequence[int]) -> Workload:
         update,
         (a, b),
         judge,
-        description={
-            "shape": {"name": named(shape), "groups": g, "n": n, "k": k},
-            "op": update.name,
-            "distribution": "equal",
-            "dtype": update.dtype,
-            "precision": update.precision or "default",
-            "out_dtype": update.dtype,
-        },
+        description=dict(shape=dict(name=named(shape), groups=g, n=n, k=k), op=update.name)
+        | dict(distribution="equal", dtype=update.dtype, out_dtype=update.dtype)
+        | dict(precision=update.precision or "default"),
         flops=(2 if update.two_operands else 1) * (4 if update.hermitian else 1) * g * n * n * k,
         bytes=read + written,
         written_bytes=written,
@@ -182,7 +170,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.measure import geometric_mean
+from benchmarks.harness.report import number
 from benchmarks.harness.results_file import load
 
 # Replaces a case that was not measured.
@@ -17,16 +18,13 @@ def stems(pattern: str) -> tuple[str, ...]:
     return tuple(path.stem for path in sorted(RESULTS.glob(f"{pattern}.json")))
 
 
+# Topics with a record of the same name.
+OWN_RECORD = ("majors", "stock", "tokamax", "adapters", "skew", "accumulate", "memory", "fp8",
+              "float32_default", "float32_highest", "lists_float32")  # fmt: skip
 # The records of each topic.
 RECORDS = {
     "ragged": ("h200_main",),
-    "majors": ("h200_majors",),
-    "stock": ("h200_stock",),
-    "tokamax": ("h200_tokamax",),
-    "adapters": ("h200_adapters",),
-    "skew": ("h200_skew",),
-    "accumulate": ("h200_accumulate",),
-    "memory": ("h200_memory",),
+    **{topic: (f"h200_{topic}",) for topic in OWN_RECORD},
     "layers": ("h200_moe",),
     "layers_fp8": ("h200_moe_fp8",),
     "layers_quack": ("h200_moe_quack",),
@@ -35,12 +33,8 @@ RECORDS = {
     "layers_packed": stems("h200_weight_only*"),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
-    "fp8": ("h200_fp8",),
     "training": stems("h200_fp8_training*"),
-    "float32_default": ("h200_float32_default",),
-    "float32_highest": ("h200_float32_highest",),
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
-    "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
     "optimizer": ("h100_optimizer", "h100_optimizer_program"),
     "muon": ("h200_muon", "h200_muon_2"),
@@ -89,10 +83,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def microseconds(case: Mapping, peer: str = "ours") -> str:
-    value = case["peers"].get(peer, {}).get("median_us")
-    if value is None:
-        return "-"
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    return number(case["peers"].get(peer, {}).get("median_us"))
 
 
 def time_and_rate(case: Mapping) -> str:

@@ -86,9 +86,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 COMMAND = Command("benchmarks.run", __doc__, jobs, add_arguments, complete, rounds=20)
 
-
-main = COMMAND.main
-
 if __name__ == "__main__":
     leave_memory_to_torch()
-    main()
+    COMMAND.main()

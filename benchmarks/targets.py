@@ -96,26 +96,16 @@ ANY_SIZES = {"distribution": tuple(DISTRIBUTIONS)}
 FP8_KEPT = ("fp8_forward", "fp8_dgrad")
 FP8_WGRADS = ("wgrad_g4_8192", "wgrad_g8_4096")
 # Speeds over one dense cuBLAS FP8 product of the same FLOPs with a scale for each tensor.
-FP8_DENSE = {
-    "mixtral_up": 0.93,
-    "mixtral_down": 0.90,
-    "dsv3_up": 0.94,
-    "dsv3_down": 0.97,
-    "qwen3_up": 0.87,
-    "qwen3_down": 0.85,
-    "ds256_n512": 0.42,
-}
+FP8_DENSE = dict(
+    mixtral_up=0.93, mixtral_down=0.90, dsv3_up=0.94, dsv3_down=0.97, qwen3_up=0.87,
+    qwen3_down=0.85, ds256_n512=0.42,
+)  # fmt: skip
 TWO_GPUS_STEP = {"dsv3": 0.92, "qwen3_30b": 0.86, "mixtral": 0.93}
 TWO_GPUS_FORWARD = {"dsv3": 0.88, "qwen3_30b": 0.78, "mixtral": 0.90}
 # Microseconds of whole layers, forward and backward, on an H200, and speeds over QuACK's kernels.
-LAYER_US = {
-    "qwen3_30b": 3050,
-    "sonic_7b": 2550,
-    "sonic_4096": 4200,
-    "dsv3_slice": 12200,
-    "mixtral": 12000,
-    "gptoss": 7050,
-}
+LAYER_US = dict(
+    qwen3_30b=3050, sonic_7b=2550, sonic_4096=4200, dsv3_slice=12200, mixtral=12000, gptoss=7050
+)
 LAYER_OVER_QUACK = dict(zip(LAYER_US, (1.1, 1.02, 1.05, 1.06, 1.04, 1.05), strict=True))
 LAYER_OVER_QUACK |= {"nano": 1.02, "granular": 1.02, "qwen3_next": 1.05, "sonic_30b": 1.02}
 QUACK_LAYERS = ("quack", "quack_tuned")

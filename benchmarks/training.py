@@ -65,26 +65,15 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         role, implementation, recipe = PEERS[name]
         if implementation is OURS:
             implementation = pinned_implementation()
+        quantizes = "layers" if name == "ours_fp8_layers" else "optimizer"
+        arguments = dict(implementation=implementation, recipe=recipe, quantizes=quantizes)
         try:
-            found = train(
-                preset,
-                corpus,
-                name=name,
-                implementation=implementation,
-                recipe=recipe,
-                quantizes="layers" if name == "ours_fp8_layers" else "optimizer",
-                steps=steps,
-                seed=options.seed,
-            )
+            found = train(preset, corpus, name=name, steps=steps, seed=options.seed, **arguments)
         except OutOfMemory as failure:
             return {"role": role.value, "status": "failed", "reason": str(failure)}
-        return {
-            "role": role.value,
-            "status": "measured",
-            "median_us": found.step_seconds * 1e6,
-            "temporary_bytes": found.temporary_bytes,
-            "run": dataclasses.asdict(found),
-        }
+        measured = dict(role=role.value, status="measured", median_us=found.step_seconds * 1e6)
+        run = dataclasses.asdict(found)
+        return measured | dict(temporary_bytes=found.temporary_bytes, run=run)
 
     def compare() -> dict:
         # Run stock JAX first, because it needs the most memory, which is not yet fragmented.
@@ -106,7 +95,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 COMMAND = Command(
     "benchmarks.training", __doc__, jobs, add_arguments, timed=False, time_limit=600, texts=texts
 )
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

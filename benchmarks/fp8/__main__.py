@@ -74,8 +74,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.fp8", __doc__, jobs, add_arguments, complete, time_limit=600)
-main = COMMAND.main
 
 if __name__ == "__main__":
     leave_memory_to_torch()
-    main()
+    COMMAND.main()

@@ -4,19 +4,16 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.harness.cases import OPS as BF16_OPS
-from benchmarks.harness.cases import SHAPES, SUITES, Case, Op, Shape
+from benchmarks.harness.cases import SHAPES, SUITES, Case, Op, Shape, by_name
 from benchmarks.harness.fp8_inputs import DTYPE
 
 # FP8 tensor cores contract the last dimension of both operands, so that weights are stored
 # [groups, n, k] for the forward product and [groups, k, n] for dgrad.
-PRODUCTS: dict[str, Op] = {
-    op.name: op
-    for op in (
-        Op("fp8_forward", "x", "wt", transpose_rhs=True, out_dtype="bfloat16"),
-        Op("fp8_dgrad", "dy", "w", transpose_rhs=True, out_dtype="bfloat16"),
-        Op("fp8_wgrad", "x", "dy", contracting=True, out_dtype="float32"),
-    )
-}
+PRODUCTS: dict[str, Op] = by_name(
+    Op("fp8_forward", "x", "wt", transpose_rhs=True, out_dtype="bfloat16"),
+    Op("fp8_dgrad", "dy", "w", transpose_rhs=True, out_dtype="bfloat16"),
+    Op("fp8_wgrad", "x", "dy", contracting=True, out_dtype="float32"),
+)
 QUANTIZERS = ("quantize_rows", "quantize_weights", "quantize_ragged")
 STEP = "fp8_step"
 OPS = (*PRODUCTS, *QUANTIZERS, STEP)

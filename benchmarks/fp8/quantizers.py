@@ -1,6 +1,5 @@
 """Measures quantisers of rows, of weights and their transpose, and of ragged rows."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -13,7 +12,7 @@ from benchmarks.harness import check
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
 from benchmarks.harness.cases import Case
 from benchmarks.harness.inputs import Inputs
-from benchmarks.harness.measure import Workload
+from benchmarks.harness.measure import Workload, described
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 
 Quantizer = Callable[..., Sequence[jax.Array]]
@@ -77,13 +76,7 @@ def work(case: Case, inputs: Inputs) -> Workload:
         case.op.name,
         given,
         judge,
-        description={
-            "shape": dataclasses.asdict(case.shape),
-            "op": case.op.name,
-            "distribution": case.distribution,
-            "dtype": "bfloat16",
-            "out_dtype": str(expected[0].dtype),
-        },
+        description=described(case, out_dtype=str(expected[0].dtype)),
         flops=0,
         bytes=given[0].nbytes + written,
         written_bytes=written,

@@ -1,6 +1,5 @@
 """Measures a layer in training: FP8 quantisers and three products, or three bfloat16 products."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from benchmarks.fp8.cases import of_bf16
 from benchmarks.harness import check
 from benchmarks.harness.cases import Case, Problem, flops, unavoidable_bytes, written_bytes
 from benchmarks.harness.inputs import Inputs
-from benchmarks.harness.measure import Workload
+from benchmarks.harness.measure import Workload, described
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 
 Product = Callable[..., jax.Array]
@@ -86,14 +85,7 @@ def work(case: Case, inputs: Inputs) -> Workload:
         case.shape,
         operands,
         judge,
-        description={
-            "shape": dataclasses.asdict(case.shape),
-            "op": case.op.name,
-            "distribution": case.distribution,
-            "dtype": "bfloat16",
-            "out_dtype": "bfloat16",
-            "cosine_distance": distances,
-        },
+        description=described(case, out_dtype="bfloat16", cosine_distance=distances),
         flops=_total(flops, problems, sizes),
         bytes=_total(unavoidable_bytes, problems, sizes),
         written_bytes=sum(map(written_bytes, problems)),

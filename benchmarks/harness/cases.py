@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -86,17 +87,18 @@ class Op:
     out_dtype: str | None = None
 
 
-OPS: dict[str, Op] = {
-    op.name: op
-    for op in (
-        Op("forward", "x", "w"),
-        Op("forward_t", "x", "wt", transpose_rhs=True),
-        Op("dgrad", "dy", "w", transpose_rhs=True),
-        Op("dgrad_t", "dy", "wt"),
-        Op("wgrad", "x", "dy", contracting=True),
-        Op("wgrad_f32", "x", "dy", contracting=True, out_dtype="float32"),
-    )
-}
+def by_name(*items: Any) -> dict[str, Any]:
+    return {item.name: item for item in items}
+
+
+OPS: dict[str, Op] = by_name(
+    Op("forward", "x", "w"),
+    Op("forward_t", "x", "wt", transpose_rhs=True),
+    Op("dgrad", "dy", "w", transpose_rhs=True),
+    Op("dgrad_t", "dy", "wt"),
+    Op("wgrad", "x", "dy", contracting=True),
+    Op("wgrad_f32", "x", "dy", contracting=True, out_dtype="float32"),
+)
 
 
 def tensor_shape(shape: Shape, tensor: str) -> tuple[int, ...]:
@@ -183,19 +185,11 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        lhs = tensor_shape(self.shape, self.op.lhs)
-        rhs = tensor_shape(self.shape, self.op.rhs)
-        return Problem(
-            contracting=self.op.contracting,
-            transpose_rhs=self.op.transpose_rhs,
-            groups=self.shape.groups,
-            m=self.shape.rows,
-            k=lhs[1],
-            n=rhs[-2] if self.op.transpose_rhs else rhs[-1],
-            dtype=self.dtype,
-            out_dtype=self.op.out_dtype or self.dtype,
-            precision=self.precision,
-        )
+        op, shape = self.op, self.shape
+        _, k = tensor_shape(shape, op.lhs)
+        n = tensor_shape(shape, op.rhs)[-2 if op.transpose_rhs else -1]
+        kind, dtypes = (op.contracting, op.transpose_rhs), (self.dtype, op.out_dtype or self.dtype)
+        return Problem(*kind, shape.groups, shape.rows, k, n, *dtypes, self.precision)
 
     @property
     def group_sizes(self) -> np.ndarray:

@@ -95,14 +95,8 @@ class Command:
     def _add_common(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         add("--seed", type=int, default=0, help="seed of the data and the group sizes")
-        limit = self.time_limit
-        add(
-            "--time-limit",
-            type=float,
-            default=limit,
-            metavar="S",
-            help="skip cases after S seconds",
-        )
+        add("--time-limit", type=float, default=self.time_limit, metavar="S",
+            help="skip cases after S seconds")  # fmt: skip
         add("--output", type=Path, metavar="JSON", help="file for the results")
         add("--commit", help="the measured commit, in a copy without git")
         add("--dry-run", action="store_true", help="run with tiny shapes, on any machine")

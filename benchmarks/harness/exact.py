@@ -5,6 +5,7 @@ PyTorch, NumPy does it. The type `Any` stands for arrays of JAX, PyTorch or NumP
 """
 
 import ctypes
+import functools
 import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from benchmarks.harness.cases import Problem, row_ranges
 from benchmarks.harness.check import Error
 from benchmarks.harness.peer import Call, as_torch, on_gpu
+from benchmarks.harness.recorders import in_primary_context
 
 NAN_BYTE = 0xFF  # a number with only such bytes is NaN, in all formats
 
@@ -64,25 +66,15 @@ def poison(result: Any) -> None:
     if not on_gpu():
         return
     driver = ctypes.CDLL("libcuda.so.1")
-    context = ctypes.c_void_p()
-    statuses = [
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
-        driver.cuCtxPushCurrent_v2(context),
-    ]
+    calls: list[Callable[[], int]] = []
     for array in jax.tree.leaves(result):
         if not array.nbytes:
             continue
         of_jax = isinstance(array, jax.Array)
         address = array.unsafe_buffer_pointer() if of_jax else array.data_ptr()
-        size = ctypes.c_size_t(array.nbytes)
-        statuses.append(driver.cuMemsetD8_v2(ctypes.c_uint64(address), NAN_BYTE, size))
-    statuses += [
-        driver.cuCtxSynchronize(),
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
-        driver.cuDevicePrimaryCtxRelease_v2(0),
-    ]
-    if any(statuses):
-        raise RuntimeError(f"CUDA driver errors {statuses} while filling results with NaN")
+        whole = ctypes.c_uint64(address), NAN_BYTE, ctypes.c_size_t(array.nbytes)
+        calls.append(functools.partial(driver.cuMemsetD8_v2, *whole))
+    in_primary_context(driver, *calls, driver.cuCtxSynchronize)
 
 
 def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):

@@ -141,6 +141,12 @@ def ragged_work(case: Case, inputs: Inputs) -> Workload:
     return ragged_workload(case, operands, judge)
 
 
+def described(case: Case, **more: object) -> dict[str, object]:
+    """Returns the description of a case's workload, with other fields."""
+    found = dict(shape=dataclasses.asdict(case.shape), op=case.op.name)
+    return found | dict(distribution=case.distribution, dtype=case.dtype) | more
+
+
 def ragged_workload(
     case: Case, operands: tuple, judge: Callable[[Call], tuple[check.Error, bool]]
 ) -> Workload:
@@ -151,14 +157,7 @@ def ragged_workload(
         problem,
         operands,
         judge,
-        description={
-            "shape": dataclasses.asdict(case.shape),
-            "op": case.op.name,
-            "distribution": case.distribution,
-            "dtype": case.dtype,
-            "precision": case.precision,
-            "out_dtype": problem.out_dtype,
-        },
+        description=described(case, precision=case.precision, out_dtype=problem.out_dtype),
         flops=flops(problem, sizes),
         bytes=unavoidable_bytes(problem, sizes),
         written_bytes=written_bytes(problem),

@@ -163,17 +163,8 @@ class CuptiRecorder:
 
     def _synchronize(self) -> None:
         # Wait, because a result may come before the driver has closed the kernel's record, and a
-        # forced flush also returns open records. JAX and PyTorch use the primary context.
-        context = ctypes.c_void_p()
-        for status in (
-            self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
-            self._driver.cuCtxPushCurrent_v2(context),
-            self._driver.cuCtxSynchronize(),
-            self._driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
-            self._driver.cuDevicePrimaryCtxRelease_v2(0),
-        ):
-            if status:
-                raise RuntimeError(f"CUDA driver error {status} while waiting for the device")
+        # forced flush also returns open records.
+        in_primary_context(self._driver, self._driver.cuCtxSynchronize)
 
     def _request(self, buffer, size, max_records) -> None:
         memory = self._free.pop() if self._free else ctypes.create_string_buffer(_BUFFER_BYTES)
@@ -213,6 +204,17 @@ class CuptiRecorder:
             message = ctypes.c_char_p()
             self._cupti.cuptiGetErrorMessage(status, ctypes.byref(message))
             raise RuntimeError(f"{function}: {(message.value or b'?').decode()} ({status})")
+
+
+def in_primary_context(driver: ctypes.CDLL, *calls: Callable[[], int]) -> None:
+    """Calls the driver in the context that JAX and PyTorch use."""
+    context = ctypes.c_void_p()
+    statuses = [driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)]
+    statuses += [driver.cuCtxPushCurrent_v2(context), *(call() for call in calls)]
+    statuses += [driver.cuCtxPopCurrent_v2(ctypes.byref(context))]
+    statuses += [driver.cuDevicePrimaryCtxRelease_v2(0)]
+    if any(statuses):
+        raise RuntimeError(f"CUDA driver errors {statuses}")
 
 
 def load_library(*names: str) -> ctypes.CDLL:

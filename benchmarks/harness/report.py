@@ -37,7 +37,7 @@ def times_table(records: Sequence[Mapping]) -> str:
     rows = [
         [
             record["case"],
-            *(_number(record["peers"].get(name, {}).get("median_us")) for name in names),
+            *(number(record["peers"].get(name, {}).get("median_us")) for name in names),
         ]
         for record in records
     ]
@@ -63,14 +63,14 @@ def ratios_table(records: Sequence[Mapping]) -> str:
         rows.append(
             [
                 record["case"],
-                _number(ours.get("median_us")),
-                _number(ours.get("tflops")),
+                number(ours.get("median_us")),
+                number(ours.get("tflops")),
                 _ratio(ratio),
                 best,
                 *(_ratio(found.get(name)) for name in columns.values()),
                 str(ours.get("kernels", "-")),
-                _number(ours.get("enqueue_us")),
-                _number(ours.get("wall_us")),
+                number(ours.get("enqueue_us")),
+                number(ours.get("wall_us")),
             ]
         )
     header = ["case", "us", "TFLOP/s", "vs best", "best grouped peer", *columns]
@@ -80,7 +80,7 @@ def ratios_table(records: Sequence[Mapping]) -> str:
 def variants_table(records: Sequence[Mapping]) -> str:
     """Returns times of variants, their ratios to ours, and descriptions; "" without variants."""
     rows = [
-        [record["case"], name, _number(peer["median_us"]), _ratio(record["ratios"].get(name)),
+        [record["case"], name, number(peer["median_us"]), _ratio(record["ratios"].get(name)),
          peer.get("detail", "")]
         for record, name, peer in by_peer(records)
         if peer.get("role") == Role.VARIANT and "median_us" in peer
@@ -96,7 +96,7 @@ def parts_table(records: Sequence[Mapping]) -> str:
         if "parts_us" in peer
     ]
     parts = list(dict.fromkeys(part for *_, us in found for part in us))
-    rows = [[case, name, *(_number(us.get(part)) for part in parts)] for case, name, us in found]
+    rows = [[case, name, *(number(us.get(part)) for part in parts)] for case, name, us in found]
     return table(["kernels, us", "peer", *parts], rows) if parts else ""
 
 
@@ -105,7 +105,7 @@ def case_line(record: Mapping) -> str:
     if "bytes" not in record:
         return record["case"]
     ours = record["peers"].get("ours", {})
-    line = f"{record['case']}: {_number(ours.get('median_us'))} us"
+    line = f"{record['case']}: {number(ours.get('median_us'))} us"
     best = best_grouped(record)
     return f"{line}, {_ratio(best[1])} vs {best[0]}" if best else line
 
@@ -176,7 +176,7 @@ def _some(cases: Sequence[str], total: int = 0, shown: int = 4) -> str:
     return ", ".join(cases[:shown]) + more
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"

@@ -78,19 +78,9 @@ def jobs(options: argparse.Namespace, session: Session) -> Iterator[Job]:
         recorder.detach()
 
 
-COMMAND = Command(
-    "benchmarks.never_slower",
-    __doc__,
-    jobs,
-    add_arguments,
-    complete,
-    rounds=9,
-    time_limit=540,
-    summarize=report.summarize,
-    texts=report.texts,
-)
-main = COMMAND.main
+OPTIONS = dict(rounds=9, time_limit=540, summarize=report.summarize, texts=report.texts)
+COMMAND = Command("benchmarks.never_slower", __doc__, jobs, add_arguments, complete, **OPTIONS)
 
 if __name__ == "__main__":
     leave_memory_to_torch()
-    main()
+    COMMAND.main()

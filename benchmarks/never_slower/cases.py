@@ -58,11 +58,8 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
         name, dtype, precision = shapes.RAGGED[op]
         shape = sizes or (Shape("tiny", 2, 24, 16, 8) if tiny else shapes.ragged_shape(rng, dtype))
         distribution = shapes.DISTRIBUTIONS[number % len(shapes.DISTRIBUTIONS)]
-        return _ragged(
-            label,
-            RaggedCase(shape, RAGGED_OPS[name], distribution, dtype, seed, precision),
-            data_seed,
-        )
+        found = RaggedCase(shape, RAGGED_OPS[name], distribution, dtype, seed, precision)
+        return _ragged(label, found, data_seed)
     if op in shapes.UPDATES:
         update = shapes.UPDATES[op]
         if not sizes and not tiny and update.dtype == "bfloat16" and number % 4 == 3:

@@ -18,12 +18,9 @@ MOST_ELEMENTS = 3e8  # of results; several float64 copies must fit into memory
 
 # Ragged operations by name: the op, the dtype and the precision.
 RAGGED = {
-    "forward": ("forward", "bfloat16", "default"),
-    "dgrad": ("dgrad", "bfloat16", "default"),
-    "wgrad": ("wgrad", "bfloat16", "default"),
-    "forward_f32": ("forward", "float32", "default"),
-    "dgrad_f32": ("dgrad", "float32", "default"),
-    "wgrad_f32": ("wgrad", "float32", "default"),
+    op + suffix: (op, dtype, "default")
+    for suffix, dtype in (("", "bfloat16"), ("_f32", "float32"))
+    for op in ("forward", "dgrad", "wgrad")
 }
 DISTRIBUTIONS = ("random", "uniform", "zipf")
 UPDATES = {

@@ -103,39 +103,27 @@ def over_devices(problem: Problem, on_device: Run) -> Run:
 
 def strategy(problem: Problem, **options: object) -> Run:
     """Returns `expert_parallel_mlp` with the given options."""
+    options |= dict(expert_axis=AXIS, implementation=pinned_implementation())
 
     def on_device(x, experts, weights, *matrices):
         routing = routing_of(experts, weights, problem.layer.experts)
-        return moe.expert_parallel_mlp(
-            x,
-            routing,
-            *matrices,
-            expert_axis=AXIS,
-            implementation=pinned_implementation(),
-            **options,
-        )[0]
+        return moe.expert_parallel_mlp(x, routing, *matrices, **options)[0]
 
     return over_devices(problem, on_device)
 
 
 def naive(problem: Problem) -> Run:
     """Returns a layer with rows of all experts on every device. Only local rows are not zero."""
-    implementation = pinned_implementation()
+    pinned = dict(implementation=pinned_implementation())
 
     def on_device(x, experts, weights, *matrices):
         x, experts, weights = (lax.all_gather(a, AXIS, tiled=True) for a in (x, experts, weights))
-        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
+        order = moe.sort_by_expert(experts, problem.layer.experts, **pinned)
         row_weights = moe.permute_rows(weights.reshape(-1), order.order, order.inverse.reshape(-1))
-        rows = moe.dispatch(x, order, implementation=implementation)
-        rows = jgg.ragged_mlp(
-            rows,
-            *matrices,
-            order.group_sizes,
-            weights=row_weights,
-            group_offset=lax.axis_index(AXIS) * matrices[0].shape[0],
-            implementation=implementation,
-        )
-        y = moe.combine(rows, order, implementation=implementation)
+        rows = moe.dispatch(x, order, **pinned)
+        of_rows = dict(weights=row_weights, group_offset=lax.axis_index(AXIS) * len(matrices[0]))
+        rows = jgg.ragged_mlp(rows, *matrices, order.group_sizes, **of_rows, **pinned)
+        y = moe.combine(rows, order, **pinned)
         return lax.psum_scatter(y, AXIS, tiled=True)
 
     return over_devices(problem, on_device)

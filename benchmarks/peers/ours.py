@@ -11,19 +11,14 @@ from benchmarks.harness.peer import Peer, Role, dimension_numbers, jax_call, pin
 
 
 def product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
+    options = dict(precision=problem.precision, preferred_element_type=problem.out_dtype)
+    options |= dict(implementation=implementation)
     if problem.contracting:
-        function = jgg.ragged_dot_general
-        options = {"ragged_dot_dimension_numbers": dimension_numbers(problem)}
+        numbers = dimension_numbers(problem)
+        of = functools.partial(jgg.ragged_dot_general, ragged_dot_dimension_numbers=numbers)
     else:
-        function = jgg.ragged_dot
-        options = {"transpose_rhs": problem.transpose_rhs}
-    return functools.partial(
-        function,
-        precision=problem.precision,
-        preferred_element_type=problem.out_dtype,
-        implementation=implementation,
-        **options,
-    )
+        of = functools.partial(jgg.ragged_dot, transpose_rhs=problem.transpose_rhs)
+    return functools.partial(of, **options)
 
 
 @functools.cache

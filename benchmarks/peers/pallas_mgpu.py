@@ -36,15 +36,10 @@ class Config:
 # A sweep tries these in order. One warpgroup computes a tile, so a tile has at most 128 x 192
 # accumulators. More steps would not fit into shared memory.
 CONFIGS = (
-    Config(128, 128, 64, 5, 8),
-    Config(64, 256, 64, 4, 4),
-    Config(128, 192, 64, 4, 4),
-    Config(128, 128, 64, 5, 2),
-    Config(64, 128, 64, 6, 8),
-    Config(128, 128, 128, 2, 4),
-    Config(64, 192, 64, 5, 4),
-    Config(64, 64, 64, 8, 8),
-)
+    Config(128, 128, 64, 5, 8), Config(64, 256, 64, 4, 4), Config(128, 192, 64, 4, 4),
+    Config(128, 128, 64, 5, 2), Config(64, 128, 64, 6, 8), Config(128, 128, 128, 2, 4),
+    Config(64, 192, 64, 5, 4), Config(64, 64, 64, 8, 8),
+)  # fmt: skip
 
 
 @functools.cache

@@ -12,14 +12,9 @@ from benchmarks.harness.peer import NotOffered, Peer, Role, dimension_numbers, j
 @functools.cache
 def ragged_product(problem: Problem) -> Callable[..., jax.Array]:
     """Returns the jitted function of (lhs, rhs, group_sizes) to measure."""
-    return jax.jit(
-        functools.partial(
-            jax.lax.ragged_dot_general,
-            ragged_dot_dimension_numbers=dimension_numbers(problem),
-            precision=problem.precision,
-            preferred_element_type=problem.out_dtype,
-        )
-    )
+    options = dict(precision=problem.precision, preferred_element_type=problem.out_dtype)
+    options |= dict(ragged_dot_dimension_numbers=dimension_numbers(problem))
+    return jax.jit(functools.partial(jax.lax.ragged_dot_general, **options))
 
 
 class Stock(Peer):

@@ -58,14 +58,14 @@ def dry_run(tmp_path):
 
 
 def test_data_parallel(dry_run):
-    found = dry_run(data_parallel.main, "--devices", "2")
+    found = dry_run(data_parallel.COMMAND.main, "--devices", "2")
     for record in found.values():
         assert record["devices"] == 2 and record["ratios"]["speedup"] > 0
         assert min(record["peers"]["one"]["us"] + record["peers"]["ours"]["us"]) > 0
 
 
 def test_ragged_products(dry_run, capsys):
-    found = dry_run(run.main, "--ops", "forward", "wgrad", "--seed", "3")
+    found = dry_run(run.COMMAND.main, "--ops", "forward", "wgrad", "--seed", "3")
     assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
     for record in found.values():
         if record["op"] in ("forward", "wgrad"):
@@ -80,7 +80,7 @@ def test_ragged_products(dry_run, capsys):
 def test_layers_over_devices(dry_run):
     """A dry run measures the chosen strategies, the naive layer and the local layer."""
     options = "--devices", "2", "--strategies", "ours", "ragged"
-    found = dry_run(expert_parallel.main, *options)
+    found = dry_run(expert_parallel.COMMAND.main, *options)
     assert set(found) == {"tiny/ep_forward", "tiny/ep_step"}
     for record in found.values():
         statuses = {name: peer["status"] for name, peer in record["peers"].items()}
@@ -91,7 +91,7 @@ def test_layers_over_devices(dry_run):
 
 
 def test_accumulate(dry_run):
-    found = dry_run(accumulate.main)
+    found = dry_run(accumulate.COMMAND.main)
     assert set(found) == {"tiny/wgrad_add/random", "tiny_fine/wgrad_add/random"}
     for record in found.values():
         assert record["peers"]["ours_then_add"]["error"]["total"] < 1e-5
@@ -100,7 +100,7 @@ def test_accumulate(dry_run):
 
 
 def test_optimizer(dry_run):
-    found = dry_run(optimizer.main)
+    found = dry_run(optimizer.COMMAND.main)
     assert set(found) == {
         "tiny/program/bfloat16",
         "tiny/apply/float32",
@@ -116,7 +116,7 @@ def test_optimizer(dry_run):
 
 
 def test_moe(dry_run):
-    found = dry_run(moe.main, "--no-host")
+    found = dry_run(moe.COMMAND.main, "--no-host")
     assert set(found) == {"tiny/moe_forward", "tiny/moe_step"}
     for record in found.values():
         ours, unfused = (record["peers"][name] for name in ("ours", "ours_unfused"))
@@ -126,14 +126,14 @@ def test_moe(dry_run):
 
 
 def test_weight_only(dry_run):
-    (record,) = dry_run(weight_only.main, "--formats", "int8", "--no-host").values()
+    (record,) = dry_run(weight_only.COMMAND.main, "--formats", "int8", "--no-host").values()
     assert record["case"] == "tiny_48/int8" and record["weights"] == "int8"
     for name in ("ours", "dequantised", "bf16"):
         assert record["peers"][name]["error"]["total"] < 0.02
 
 
 def test_fp8(dry_run, tmp_path):
-    found = dry_run(fp8.main, "--shapes", "tiny", "--no-host")
+    found = dry_run(fp8.COMMAND.main, "--shapes", "tiny", "--no-host")
     assert {name.split("/")[1] for name in found} == {*PRODUCTS, *QUANTIZERS, STEP}
     for op in PRODUCTS:
         record = found[f"tiny/{op}/random"]
@@ -153,7 +153,7 @@ def test_fp8(dry_run, tmp_path):
 
 def test_muon(dry_run):
     pytest.importorskip("optax")
-    found = dry_run(muon.main)
+    found = dry_run(muon.COMMAND.main)
     assert set(found) == {"tiny/newton_schulz", "tiny/step"}
     iterations, steps = found["tiny/newton_schulz"], found["tiny/step"]
     assert all(peer["status"] == "measured" for peer in iterations["peers"].values())
@@ -163,7 +163,7 @@ def test_muon(dry_run):
 
 
 def test_symmetric_updates(dry_run):
-    found = dry_run(rank_k.main, "--ops", "syrk", "her2k_c128")
+    found = dry_run(rank_k.COMMAND.main, "--ops", "syrk", "her2k_c128")
     shapes = [rank_k.named(shape) for shape in rank_k.TINY_SHAPES]
     assert set(found) == {f"{shape}/{op}" for shape in shapes for op in ("syrk", "her2k_c128")}
     for record in found.values():
@@ -182,7 +182,8 @@ def test_symmetric_updates(dry_run):
     ],
 )
 def test_lists(dry_run, dtype, precision, limit):
-    (record,) = dry_run(grouped_gemm.main, "--dtype", dtype, "--precision", precision).values()
+    options = "--dtype", dtype, "--precision", precision
+    (record,) = dry_run(grouped_gemm.COMMAND.main, *options).values()
     measured = {n for n, peer in record["peers"].items() if peer["status"] == "measured"}
     assert {"ours", "device unsorted", "cublas_loop"} <= measured
     assert all(record["peers"][name]["error"]["total"] < limit for name in measured)
@@ -193,19 +194,19 @@ def test_lists(dry_run, dtype, precision, limit):
 
 def test_bfloat16_has_one_precision(capsys):
     with pytest.raises(SystemExit):
-        grouped_gemm.main(["--dry-run", "--precision", "highest"])
+        grouped_gemm.COMMAND.main(["--dry-run", "--precision", "highest"])
     assert "--dtype float32" in capsys.readouterr().err
 
 
 def test_training(dry_run):
     pytest.importorskip("flax")
-    (record,) = dry_run(training.main, "--peers", "ours", "stock").values()
+    (record,) = dry_run(training.COMMAND.main, "--peers", "ours", "stock").values()
     ours, stock = (record["peers"][name]["run"] for name in ("ours", "stock"))
     ratio = stock["step_seconds"] / ours["step_seconds"]
     assert record["ratios"]["stock"] == pytest.approx(ratio, rel=1e-3)
     assert abs(ours["before"]["train"] - stock["before"]["train"]) < 1e-2
 
-    (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
+    (record,) = dry_run(fp8_training.COMMAND.main, "--seeds", "1", "--seed", "2").values()
     assert record["case"] == "dry_run/fp8_training/2"
     # Both runs start from equal parameters and differ only by the rounding of three steps.
     assert 0 < abs(record["loss_ratio"] - 1) < 0.05
@@ -213,13 +214,13 @@ def test_training(dry_run):
 
 
 def test_memory(dry_run):
-    found = dry_run(memory.main, "--ops", "forward")
+    found = dry_run(memory.COMMAND.main, "--ops", "forward")
     for record in found.values():
         assert record["peers"]["stock"]["temporary_bytes"] > 0
 
 
 def test_memory_of_a_gpu_that_is_not_there(extension, tmp_path):
-    results = memory.main(
+    results = memory.COMMAND.main(
         ["--shapes", "qwen3_up", "--ops", "forward", "--target-config", str(TARGET_CONFIG)]
     )
     (record,) = results["cases"]

@@ -34,7 +34,8 @@ def record(op, ratios, **more):
 
 def test_every_operation_has_a_case(tmp_path):
     output = tmp_path / "out.json"
-    command.main(["--dry-run", "--commit", "abc", "--workers", "2", "--output", str(output)])
+    options = ["--dry-run", "--commit", "abc", "--workers", "2", "--output", str(output)]
+    command.COMMAND.main(options)
     found = json.loads(output.read_text())
     assert found["not_measured"] == []
     assert [case["op"] for case in found["cases"]] == list(shapes.OPS)
