@@ -3,9 +3,10 @@
 python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
 
 `ours` is `moe.dropless_mlp` with packed weights. `dequantised` dequantises the weights in each
-call, and `bf16` before it. `tokamax` multiplies int4 and int8 weights. All weights are the same
-numbers. Bytes are the packed bytes of the experts that tokens visit. With `--chain 16`, a call has
-16 layers that visit different experts, and its wall time includes the gaps between kernels.
+call, and `bf16` before it. `tokamax` multiplies int4 and int8 weights, `humming` and
+`humming_grouped` all formats. All weights are the same numbers. Bytes are the packed bytes of the
+experts that tokens visit. With `--chain 16`, a call has 16 layers that visit different experts, and
+its wall time includes the gaps between kernels.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.moe import TINY, Layer, Problem
+from benchmarks.peers.humming import GEMM_TYPES, HummingLayer
 from benchmarks.peers.tokamax import TokamaxLayer
 
 # This layer is not in benchmarks.moe, because other commands run all layers there by default.
@@ -66,8 +68,10 @@ def peers(problem: Problem, chosen: np.ndarray, chain: int) -> list[Peer]:
         peer("ours", Role.OURS, of_packed),
         peer("bf16", Role.VARIANT, lambda arrays, _: layer(*arrays)),
     ]
-    alone = [peer("dequantised", Role.VARIANT, dequantised), TokamaxLayer()]
-    return of_any if chain > 1 else [*of_any, *alone]
+    if chain > 1:
+        return of_any
+    libraries = [TokamaxLayer(), *map(HummingLayer, GEMM_TYPES)]
+    return [*of_any, peer("dequantised", Role.VARIANT, dequantised), *libraries]
 
 
 def work(problem: Problem, given: Operands, format: str, seed: int, chain: int) -> Workload:
@@ -116,7 +120,6 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
 
 COMMAND = Command("benchmarks.weight_only", __doc__, jobs, add_arguments, complete)
-main = COMMAND.main
 
 if __name__ == "__main__":
-    main()
+    COMMAND.main()

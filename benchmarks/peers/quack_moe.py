@@ -140,6 +140,9 @@ class SeveralResults(TorchCall):
     def wait(self, result: Sequence[Any]) -> None:
         super().wait(result[0])
 
+    def to_jax(self, result: Sequence[Any]) -> tuple[jax.Array, ...]:
+        return tuple(map(super().to_jax, result))
+
 
 class LayerCall(SeveralResults):
     """A call of a layer, whose results are y and, for a step, the gradients.
@@ -152,9 +155,9 @@ class LayerCall(SeveralResults):
         self._inverse = inverse
 
     def to_jax(self, result: Sequence[Any]) -> tuple[jax.Array, ...]:
-        arrays = [TorchCall.to_jax(self, x) for x in result]
+        arrays = super().to_jax(result)
         if len(arrays) == 1:
-            return tuple(arrays)
+            return arrays
         y, of_x, of_sorted_weights, of_in, of_out = arrays
         of_weights = of_sorted_weights.reshape(-1)[self._inverse]
         return y, of_x, of_weights, of_in[..., ::2], of_in[..., 1::2], jnp.swapaxes(of_out, 1, 2)
@@ -230,7 +233,7 @@ class QuackLayer(Peer):
         w_in, w_out = (as_torch(jnp.swapaxes(w, 1, 2) + 0) for w in (in_turn, wo))
         x, weights, dy = map(as_torch, (x, weights, dy))
         of_kind = functions(x, dy, rows, starts, sorted_weights, w_in, w_out)
-        add_rows = _sum_of_rows()
+        add_rows = adder_of_rows()
 
         def forward(product: Choice) -> tuple:
             gate_up, hidden = product("gate_up")
@@ -264,7 +267,7 @@ class QuackLayer(Peer):
         return once(call)
 
 
-def _sum_of_rows():
+def adder_of_rows():
     """Returns a function of (rows, places [T * K], T, weights) that sums the rows of each token."""
     import torch
     import triton

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_grouped_gemm as jgg
 from benchmarks import cutlass, grouped_gemm, moe, rank_k, weight_only
 from benchmarks.harness import cases
 from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
 from benchmarks.harness.recorders import Sample
 from benchmarks.peers import cutlass as cutlass_peers
-from benchmarks.peers import quack, quack_moe, sweep
+from benchmarks.peers import humming, quack, quack_moe, sweep
 
 
 def scaled_case(op: str, seed: int):
@@ -138,6 +139,47 @@ def test_a_chain_has_a_layer_for_each_step_with_experts_of_its_own():
     np.testing.assert_array_equal(*(np.float32(y) for y in (*bf16.function(*given), expected)))
     (found,) = ours.function(*given)
     np.testing.assert_allclose(np.float32(found), np.float32(expected), atol=0.02)
+
+
+# Values of MXFP4 by code, from the specification; the sign is the highest bit.
+MXFP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+HUMMING_VALUES = {
+    "mxfp4": np.concatenate([MXFP4, -MXFP4]),
+    "int4": np.arange(16.0) - 8,
+    "int8": np.arange(256.0) - 128,
+}
+
+
+@pytest.mark.parametrize("format", weight_only.FORMATS)
+def test_the_words_and_scales_that_humming_gets_are_the_weights(format, rng):
+    """Rows that do not fill a group of 128, and two matrices that do not fill 256 columns."""
+    shape = 2, 192, 160
+    drawn = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for _ in range(2)]
+    packed = [jgg.quantize(x, format) for x in drawn]
+    words, scales = map(np.asarray, humming.packed_words(packed))
+    values = HUMMING_VALUES[format]
+    bits = int(np.log2(len(values)))
+    assert words.shape == (2, 512, 256 * bits // 32) and words.dtype == np.int32
+    # The first code along k is in the lowest bits of a word.
+    codes = words[..., None] >> np.arange(0, 32, bits) & len(values) - 1
+    steps = np.exp2(np.float64(scales) - 127) if format == "mxfp4" else np.float64(scales)
+    assert scales.shape == (2, 512, {"mxfp4": 8, "int4": 2, "int8": 1}[format])
+    assert np.isfinite(steps).all()
+    found = values[codes.reshape(2, 512, 256)] * np.repeat(steps, 256 // steps.shape[2], axis=2)
+    expected = np.zeros((2, 512, 256))
+    weights = np.concatenate([np.float64(jgg.dequantize(q)) for q in packed], axis=2)
+    expected[:, :320, :192] = weights.swapaxes(1, 2)
+    # The scales of int8 are rounded to bfloat16, and dequantised weights are bfloat16 too.
+    np.testing.assert_allclose(found, expected, rtol=2**-7 if format != "mxfp4" else 0)
+
+
+def test_a_missing_humming_is_named(monkeypatch):
+    monkeypatch.setattr(base, "on_gpu", lambda: True)
+    monkeypatch.setattr(
+        base.importlib.util, "find_spec", lambda name: None if name == "humming" else name
+    )
+    for name in humming.GEMM_TYPES:
+        assert humming.HummingLayer(name).unavailable_reason() == "humming is not installed"
 
 
 class Tensor:
