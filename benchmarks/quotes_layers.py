@@ -94,18 +94,31 @@ def layers_decode() -> str:
     return table(["whole layer, us, bf16 and FP8", *header], rows)
 
 
+FORMATS = {"mxfp4": "MXFP4", "int4": "int4", "int8": "int8"}
+
+
 def layers_packed() -> str:
     names = dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed"))
-    formats = ("mxfp4", "int4", "int8")
     rows = []
     for name in names:
-        found = [case("layers_packed", f"{name}/{format}") for format in formats]
+        found = [case("layers_packed", f"{name}/{format}") for format in FORMATS]
         times = [microseconds(found[0], peer) for peer in ("bf16", "dequantised", "ours")]
         layer, _, tokens = name.rpartition("_")
         rows.append([f"`{layer}`, {tokens}", *times, *map(microseconds, found[1:])])
     header = ["layer, tokens", "bfloat16", "MXFP4, dequantised in each call"]
-    header += ["MXFP4", "int4", "int8"]
+    header += FORMATS.values()
     return table([*header[:1], *(f"{x}, us" for x in header[1:])], rows)
+
+
+def layers_packed_peers() -> str:
+    """Returns our time, and the faster of Humming's two layers over it."""
+    rows = []
+    for name in dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed_peers")):
+        found = [case("layers_packed_peers", f"{name}/{format}") for format in FORMATS]
+        ours = [f"{microseconds(x)}, {ratio(x, 'humming', 'humming_grouped')}" for x in found]
+        rows.append([name.rpartition("_")[2], *ours])
+    rows.sort(key=lambda row: int(row[0]))
+    return table(["tokens", *(f"{x}: us, Humming" for x in FORMATS.values())], rows)
 
 
 def step() -> str:
@@ -274,7 +287,8 @@ def layers_fine() -> str:
 
 
 QUOTES = (
-    layers, layers_fp8_range, layers_quack, layers_decode, layers_packed, layers_fine,
+    layers, layers_fp8_range, layers_quack, layers_decode, layers_packed, layers_packed_peers,
+    layers_fine,
     step, expert_parallel, optimizer,
     training, training_steps, muon, muon_steps, data_parallel, h100, h100_products, h100_layers,
 )  # fmt: skip

@@ -27,10 +27,11 @@ RECORDS = {
     **{topic: (f"h200_{topic}",) for topic in OWN_RECORD},
     "layers": ("h200_moe",),
     "layers_fp8": ("h200_moe_fp8",),
-    "layers_quack": ("h200_moe_quack",),
+    "layers_quack": stems("h200_moe_quack*"),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
-    "layers_packed": stems("h200_weight_only*"),
+    "layers_packed": ("h200_weight_only", "h200_weight_only_120b", "h200_weight_only_64k"),
+    "layers_packed_peers": stems("h200_weight_only_humming*"),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
     "training": stems("h200_fp8_training*"),
@@ -43,7 +44,7 @@ RECORDS = {
     "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),
-    "layers_fine": ("h200_moe_nano", "h200_moe_fine"),
+    "layers_fine": ("h200_moe_fine",),
 }
 MIB, GIB = 2**20, 2**30
 
