@@ -18,7 +18,7 @@ from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
 from benchmarks.quotes import PROJECTIONS
 from benchmarks.rank_k import UPDATES
-from benchmarks.records_by_topic import RESULTS, cases, commits, memory_of, ours
+from benchmarks.records_by_topic import RESULTS, cases, memory_of, ours
 
 matplotlib.use("Agg")
 # The backend has to be chosen first.
@@ -235,8 +235,7 @@ def updates(results: Mapping) -> plt.Figure:
 
 def layer() -> plt.Figure:
     """Draws the time of the parts of whole layers, forward and with gradients, and QuACK's time."""
-    results, beside_quack = read("h200_moe"), cases("layers_quack")
-    found = [beside_quack.get(case["case"], case) for case in results["cases"]]
+    found = list(cases("layers").values())
     parts = list(dict.fromkeys(part for case in found for part in ours(case)["parts_us"]))
     figure, both = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1)
@@ -256,7 +255,7 @@ def layer() -> plt.Figure:
         axes.set(title=name, xlabel="ms")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{title(results)}; beside QuACK {commits('layers_quack')}")
+    figure.suptitle(title(read("h200_moe_quack")))
     figure.legend(*both[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

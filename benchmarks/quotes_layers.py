@@ -55,10 +55,10 @@ def layers() -> str:
 
 def layers_quack() -> str:
     rows = []
-    for name in layer_names("layers_quack"):
+    for name in layer_names("layers"):
         row = [f"`{name}`"]
         for op in ("moe_forward", "moe_step"):
-            found = case("layers_quack", f"{name}/{op}")
+            found = case("layers", f"{name}/{op}")
             row += [microseconds(found), over_quack(found)]
         rows.append(row)
     header = ["forward us", "QuACK, tuned", "with gradients us", "QuACK, tuned"]
@@ -245,7 +245,7 @@ def h100() -> str:
     pairs = both("h100", "ragged")
     times = [ratio for *_, ratio in pairs]
     best = [found[1] for found in (best_grouped(one) for _, one, _ in pairs) if found]
-    layers = [ratio for *_, ratio in both("h100_layers", "layers")]
+    layers = [ratio for *_, ratio in both("h100_layers", "h200_layers")]
     return (
         f"[{len(pairs)} products](#performance) take {geometric_mean(times):.2f} times as long as "
         f"on an H200 ({span(times)}), [whole layers](docs/performance.md#on-an-h100) "
@@ -267,11 +267,11 @@ def h100_products() -> str:
 
 def h100_layers() -> str:
     rows = []
-    for other, one, slower in both("h100_layers", "layers"):
+    for other, one, slower in both("h100_layers", "h200_layers"):
         what = f"`{one['shape']['name']}` {'step' if one['op'] == 'moe_step' else 'forward'}"
         times = (f"{ours(case)['median_us']:.0f}" for case in (other, one))
         rows.append([what, *times, f"{slower:.2f}"])
-    header = ["layer", f"H200 us ({commits('layers')})", f"H100 us ({commits('h100_layers')})"]
+    header = ["layer", f"H200 us ({commits('h200_layers')})", f"H100 us ({commits('h100_layers')})"]
     return table([*header, "H100 over H200"], rows)
 
 

@@ -25,9 +25,8 @@ OWN_RECORD = ("majors", "stock", "tokamax", "adapters", "skew", "accumulate", "m
 RECORDS = {
     "ragged": ("h200_main",),
     **{topic: (f"h200_{topic}",) for topic in OWN_RECORD},
-    "layers": ("h200_moe",),
+    "layers": stems("h200_moe_quack*"),
     "layers_fp8": ("h200_moe_fp8",),
-    "layers_quack": stems("h200_moe_quack*"),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
     "layers_packed": ("h200_weight_only", "h200_weight_only_120b", "h200_weight_only_64k"),
@@ -44,6 +43,8 @@ RECORDS = {
     "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),
+    # Layers of about the same commit as those of the H100.
+    "h200_layers": ("h200_moe",),
     "layers_fine": ("h200_moe_fine",),
 }
 MIB, GIB = 2**20, 2**30

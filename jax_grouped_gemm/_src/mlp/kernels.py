@@ -60,7 +60,7 @@ def _only_rows_in_place(
 _of_mlp = functools.partial(TiledKernel, lhs=("bfloat16",), in_order=always)
 
 FORWARD_KERNELS = (
-    _of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
+    _of_mlp(tile=DEFAULT_TILE, record=("h200_moe_quack.json", "qwen3_30b/moe_forward")),
     _of_mlp(
         tile=FEW_ROWS_TILE,
         schedule="few_rows",
@@ -72,18 +72,20 @@ FORWARD_KERNELS = (
 
 GRADIENT_KERNELS = (
     _of_mlp(
-        tile=WIDE_GRADIENT, schedule="pingpong", record=("h200_moe.json", "qwen3_30b/moe_step")
+        tile=WIDE_GRADIENT,
+        schedule="pingpong",
+        record=("h200_moe_quack.json", "qwen3_30b/moe_step"),
     ),
     _of_mlp(
         tile=NARROW_GRADIENT,
         schedule="pingpong",
-        record=("h200_moe.json", "sonic_7b/moe_step"),
+        record=("h200_moe_quack.json", "sonic_7b/moe_step"),
         pays=_narrow_pays,
     ),
 )
 """The table for gradients of hidden layers."""
 
-PAIRED_KERNELS = (_of_mlp(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
+PAIRED_KERNELS = (_of_mlp(tile=DEFAULT_TILE, record=("h200_moe_quack.json", "qwen3_30b/moe_step")),)
 """The table for two products whose sum is one result."""
 
 WEIGHTS_KERNELS = (

@@ -51,7 +51,11 @@ def _several_blocks(pairs: int, num_experts: int) -> int:
 
 
 SORTS = (
-    Sort("two_launches", record=("h200_moe.json", "qwen3_30b/moe_forward"), blocks=_several_blocks),
+    Sort(
+        "two_launches",
+        record=("h200_moe_quack.json", "qwen3_30b/moe_forward"),
+        blocks=_several_blocks,
+    ),
     Sort(
         "one_launch",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
