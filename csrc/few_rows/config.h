@@ -19,7 +19,7 @@ constexpr int kConsumerWarps = 4;
 constexpr int kThreads = (kFirstConsumer + kConsumerWarps) * kWarpSize;
 constexpr int kRowThreads = kRowWarps * kWarpSize;
 
-// Thread blocks on a multiprocessor. One loads while the other ends a tile.
+// Two thread blocks share a multiprocessor. One loads while the other ends a tile.
 constexpr int kBlocks = 2;
 constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 

@@ -256,8 +256,8 @@ class GradientEpilogue {
   int rounds_;  // of both sets, in all tiles so far
   // The current tile:
   sm90::StoreCoordinates at_;
-  int rows_;      // to the end of its group
-  int subtiles_;  // that have rows
+  int rows_;      // rows from its first row to the end of its group
+  int subtiles_;  // subtiles that have rows
 };
 
 }  // namespace jgg::mlp

@@ -25,7 +25,8 @@ constexpr int kDown = kThreads / kAcross;
 constexpr int kRows = kScaleBlock / kDown;  // of a thread: one for each byte of a word
 static_assert(kRows == sizeof(uint32_t));
 constexpr int kTilesPerCta = 2;
-constexpr int kCtasPerMultiprocessor = 5;  // that a launch has at least, if there are enough tiles
+constexpr int kCtasPerMultiprocessor =
+    5;  // a launch has at least as many, if there are enough tiles
 
 // The inverses of the scales of consecutive columns, zero past the last column.
 template <int kCount>

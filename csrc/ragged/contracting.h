@@ -57,7 +57,7 @@ struct RaggedContracting {
     int rhs_batched;
     bool rhs_in_slabs;
     StoreHint store_hint;
-    int early_steps;  // that release their stages early: sm90/config.h
+    int early_steps;  // steps that release their stages early: sm90/config.h
   };
 
   template <class Warp>

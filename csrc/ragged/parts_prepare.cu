@@ -14,7 +14,7 @@ using parts::finite_magnitude, parts::kVector, parts::raise, parts::scale_of, pa
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kRowsPerWarp = 512;  // whose owners a warp finds
+constexpr int kRowsPerWarp = 512;  // rows whose owners a warp finds
 constexpr int kNoOwner = -1;
 constexpr int64_t kMostBlocks = 16384;  // for one operand
 

@@ -98,7 +98,7 @@ struct SortArguments {
   int batches;
   int pairs;
   int experts;
-  int blocks;  // that share the pairs of a batch
+  int blocks;  // thread blocks that share the pairs of a batch
 };
 
 // The most experts for which a thread block has room for counters.

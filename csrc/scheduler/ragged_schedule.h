@@ -182,7 +182,7 @@ class ContractingSchedule {
     return true;
   }
 
-  // For EvenRanges.
+  // EvenRanges calls these two functions.
   JGG_HOST_DEVICE int cost() const {
     int cost = 0;
     Warp::each([&](int lane) {

@@ -23,7 +23,7 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
 
 constexpr int kMaxRank = 5;
 
-// More rows, or groups, than any array has.
+// No array has as many rows or groups.
 constexpr cuuint64_t kUnbounded = 0x7fff0000;
 
 // The sum of the strides of the two shifted dimensions of a ragged load.

@@ -12,7 +12,7 @@ namespace jgg::sm90 {
 // The L2 eviction policy of an operand.
 enum class LoadHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
-  // For data that is not read again: it is evicted before other data.
+  // Data that is not read again is evicted before other data.
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
 
