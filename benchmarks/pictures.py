@@ -243,14 +243,13 @@ def layer() -> plt.Figure:
     for axes, name, records in zip(both, titles, by_op(found).values(), strict=True):
         rows, left = np.arange(len(records)), np.zeros(len(records))
         quack = [_fastest_ms(record, "quack", "quack_tuned") for record in records]
-        height, offset = (0.36, -0.19) if any(quack) else (0.7, 0)
+        height, offset = 0.36, -0.19
         for part, color in zip(parts, (*PALETTE, BLACK), strict=False):
             values = np.array([ours(record)["parts_us"].get(part, 0) for record in records]) / 1e3
             axes.barh(rows + offset, values, height, left, color=color, label=part)
             left += values
-        if any(quack):
-            style = dict(color="white", edgecolor=BLACK, hatch="//")
-            axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
+        style = dict(color="white", edgecolor=BLACK, hatch="//")
+        axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
         axes.set_yticks(rows, [record["shape"]["name"] for record in records])
         axes.set(title=name, xlabel="ms")
         axes.invert_yaxis()

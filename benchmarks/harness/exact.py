@@ -74,7 +74,7 @@ def poison(result: Any) -> None:
         address = array.unsafe_buffer_pointer() if of_jax else array.data_ptr()
         whole = ctypes.c_uint64(address), NAN_BYTE, ctypes.c_size_t(array.nbytes)
         calls.append(functools.partial(driver.cuMemsetD8_v2, *whole))
-    in_primary_context(driver, *calls, driver.cuCtxSynchronize)
+    in_primary_context(driver, "filling results with NaN", *calls, driver.cuCtxSynchronize)
 
 
 def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):

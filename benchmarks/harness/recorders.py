@@ -164,7 +164,7 @@ class CuptiRecorder:
     def _synchronize(self) -> None:
         # Wait, because a result may come before the driver has closed the kernel's record, and a
         # forced flush also returns open records.
-        in_primary_context(self._driver, self._driver.cuCtxSynchronize)
+        in_primary_context(self._driver, "waiting for the device", self._driver.cuCtxSynchronize)
 
     def _request(self, buffer, size, max_records) -> None:
         memory = self._free.pop() if self._free else ctypes.create_string_buffer(_BUFFER_BYTES)
@@ -206,15 +206,18 @@ class CuptiRecorder:
             raise RuntimeError(f"{function}: {(message.value or b'?').decode()} ({status})")
 
 
-def in_primary_context(driver: ctypes.CDLL, *calls: Callable[[], int]) -> None:
-    """Calls the driver in the context that JAX and PyTorch use."""
+def in_primary_context(driver: ctypes.CDLL, doing: str, *calls: Callable[[], int]) -> None:
+    """Calls the driver in the context that JAX and PyTorch use, until a call fails."""
     context = ctypes.c_void_p()
-    statuses = [driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)]
-    statuses += [driver.cuCtxPushCurrent_v2(context), *(call() for call in calls)]
-    statuses += [driver.cuCtxPopCurrent_v2(ctypes.byref(context))]
-    statuses += [driver.cuDevicePrimaryCtxRelease_v2(0)]
-    if any(statuses):
-        raise RuntimeError(f"CUDA driver errors {statuses}")
+    for call in (
+        lambda: driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        lambda: driver.cuCtxPushCurrent_v2(context),
+        *calls,
+        lambda: driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
+        lambda: driver.cuDevicePrimaryCtxRelease_v2(0),
+    ):
+        if status := call():
+            raise RuntimeError(f"CUDA driver error {status} while {doing}")
 
 
 def load_library(*names: str) -> ctypes.CDLL:

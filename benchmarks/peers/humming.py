@@ -94,8 +94,8 @@ class HummingLayer(Peer):
         x, experts, weights = map(as_torch, arrays[:3])
         gemm_type, (tokens, top_k) = GEMM_TYPES[self.name], experts.shape
         found = (product_of(w, tokens * top_k, gemm_type) for w in (packed[:2], packed[2:]))
-        (gate_up, config, *tiles), (down, _, tile) = found
-        tiles = [*tiles, tile] if gemm_type == "indexed" else [1, 1]
+        (gate_up, config, first), (down, _, second) = found
+        tiles = [first, second] if gemm_type == "indexed" else [1, 1]
         sort, add_rows = sorter(problem.layer.experts), adder_of_rows()
         process = functools.partial(may_process_input, config)
 
@@ -108,7 +108,8 @@ class HummingLayer(Peer):
             hidden, *_ = process(gate_up(rows, top_k=top_k, **options), **ACTIVATION)
             return (add_rows(down(hidden, **others), places, tokens, weights),)
 
-        call = SeveralResults(run, f"{gemm_type}, places padded to {tiles} rows")
+        padded = f", places padded to {tiles} rows" if gemm_type == "indexed" else ""
+        call = SeveralResults(run, gemm_type + padded)
         call.part_of = lambda kernel: next((PARTS[x] for x in PARTS if x in kernel), "sort")
         return once(call)
 

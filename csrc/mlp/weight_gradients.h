@@ -62,7 +62,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
     static_cast<typename One::Params&>(params) = both[0];
     params.second_rhs = both[1].rhs;
     params.out.second = columns(a) / 2;
-    params.grid = {a.groups, a.k, columns(a), kFewRows, One::kHotTimesMean};
+    params.grid = {a.groups, a.k, columns(a), kFewRows, hot_times_mean(One::kGathersLhs)};
     return cudaSuccess;
   }
 

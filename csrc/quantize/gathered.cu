@@ -25,8 +25,8 @@ constexpr int kDown = kThreads / kAcross;
 constexpr int kRows = kScaleBlock / kDown;  // of a thread: one for each byte of a word
 static_assert(kRows == sizeof(uint32_t));
 constexpr int kTilesPerCta = 2;
-constexpr int kCtasPerMultiprocessor =
-    5;  // a launch has at least as many, if there are enough tiles
+// A launch has at least this many thread blocks on a multiprocessor, if there are enough tiles.
+constexpr int kCtasPerMultiprocessor = 5;
 
 // The inverses of the scales of consecutive columns, zero past the last column.
 template <int kCount>

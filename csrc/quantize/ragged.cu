@@ -17,8 +17,8 @@ namespace jgg::quantize {
 namespace {
 
 constexpr int kTilesPerCta = 4;  // the most if there are few groups
-constexpr int kCtasPerMultiprocessor =
-    5;  // a launch has at least as many, if there are enough tiles
+// A launch has at least this many thread blocks on a multiprocessor, if there are enough tiles.
+constexpr int kCtasPerMultiprocessor = 5;
 
 // Warps with rows and warps without rows wait for each other at different places of the program,
 // which __barrier_sync() allows.

@@ -30,10 +30,6 @@ struct RaggedContracting {
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kSpreadsStores = true;
-  // Groups of more than this many times the mean come first. With 1, some products whose rows are
-  // not gathered are faster and some are slower (docs/notes/wgrad.md).
-  static constexpr int kHotTimesMean = kGathersLhs ? 1 : 2;
-
   // Clusters that take units in turn read the rows of a group at the same time, and so from the
   // same pages of device memory. Even ranges are faster only if rows are gathered, because these
   // rows are in L2.
@@ -127,7 +123,7 @@ struct RaggedContracting {
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
     params.groups = a.groups;
-    params.grid = {params.groups, a.k, a.n, kFewRows, kHotTimesMean};
+    params.grid = {params.groups, a.k, a.n, kFewRows, hot_times_mean(kGathersLhs)};
     params.m = a.k;
     params.n = a.n;
     params.lhs_batched = a.lhs_batched;

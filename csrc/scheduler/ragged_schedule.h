@@ -103,6 +103,11 @@ class NoncontractingSchedule {
 // Cost of the change from one tile to the next, in K tiles.
 constexpr int kTileChange = 2;
 
+// Returns how many times the mean groups of a contracting product have at most if they do not come
+// first. With 1, some products whose rows are not gathered are faster and some are slower
+// (docs/notes/wgrad.md).
+constexpr int hot_times_mean(bool gathers) { return gathers ? 1 : 2; }
+
 // The sizes that all groups of a contracting product share, computed on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {

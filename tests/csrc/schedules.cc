@@ -120,12 +120,12 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          auto const list = [&]<class Turns>(std::type_identity<Turns>, int times_mean) {
+          auto const list = [&]<class Turns>(std::type_identity<Turns>) {
             return contracting_tiles<Tile, kTileK, alignment.value, 1, Turns>(
-                groups, k, n, kFewRows, clusters, times_mean);
+                groups, k, n, kFewRows, clusters, hot_times_mean(gathers));
           };
-          return gathers ? list(std::type_identity<EvenRanges>{}, 1)
-                         : list(std::type_identity<RoundRobin>{}, 2);
+          return gathers ? list(std::type_identity<EvenRanges>{})
+                         : list(std::type_identity<RoundRobin>{});
         });
         return true;
       },

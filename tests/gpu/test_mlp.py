@@ -183,7 +183,7 @@ TOKENS = pytest.mark.parametrize("tokens", [None, 300], ids=["rows", "tokens"])
 
 
 class TestPairedWeights:
-    """Weight gradients of gate and up. Tokens are read in place for up to 256 columns."""
+    """Weight gradients of gate and up. Tokens are read in place for up to 768 columns."""
 
     @TOKENS
     @pytest.mark.parametrize("hidden", [256, 392])
@@ -193,7 +193,8 @@ class TestPairedWeights:
 
     @TOKENS
     @pytest.mark.parametrize(
-        "embed, hidden", [(8, 8), (128, 64), (136, 264), (2880, 72), (2048, 768), (1544, 256)]
+        "embed, hidden",
+        [(8, 8), (128, 64), (136, 264), (2880, 72), (2048, 768), (264, 776), (1544, 256)],
     )
     def test_dimensions_off_the_tile(self, embed, hidden, tokens, rng):
         sizes = sizes_of.multinomial(rng, 900, 5)

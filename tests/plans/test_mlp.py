@@ -254,6 +254,31 @@ def test_weight_gradients_read_tokens_in_place(experts, hidden, gather):
 
 
 @pytest.mark.parametrize(
+    "hidden, of_both, of_down",
+    [(104, 256, 128), (128, 256, 128), (136, 192, 192), (192, 192, 192), (200, 256, 256)],
+)
+def test_tiles_of_weight_gradients_fit_narrow_experts(hidden, of_both, of_down):
+    """Tiles fit the columns if no tile is asked for."""
+    x, w, down = (
+        jax.ShapeDtypeStruct(s, BF16) for s in ((1024, 512), (4, 512, hidden), (4, hidden, 512))
+    )
+    logits = jax.ShapeDtypeStruct((1024, 4), F32)
+
+    def loss(x, logits, *matrices):
+        return jnp.sum(moe.dropless_mlp(x, moe.route(logits, 2), *matrices).astype(F32))
+
+    def tiles():
+        plans = jgg.explain(jax.grad(loss, (2, 3, 4)), x, logits, w, w, down).plans
+        found = {plan.problem.op: plan for plan in plans}
+        ops = ("paired_weight_gradients", "down_weight_gradient")
+        return [found[op].kernel.tile.tile_n for op in ops]
+
+    assert tiles() == [of_both, of_down]
+    with jgg.use_tiles(wgrad=jgg.TileConfig(tile_m=128, tile_n=256, cluster=2)):
+        assert tiles() == [256, 256]
+
+
+@pytest.mark.parametrize(
     "hidden, dtype, wgrad, ops",
     [
         (256, BF16, "fp8", {"scaled_ragged_contracting": 1, "paired_scaled_contracting": 1}),

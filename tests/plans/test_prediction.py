@@ -184,8 +184,7 @@ LAYER_KERNELS = {
     "gated_ragged_dot": kernels_mlp.FORWARD_KERNELS,
     "gated_ragged_dot_transpose": kernels_mlp.GRADIENT_KERNELS,
     "paired_weight_gradients": kernels_mlp.WEIGHTS_KERNELS,
-    # There is no record for the first kernel, which is for wider layers of few rows a group.
-    "down_weight_gradient": kernels_mlp.DOWN_WEIGHTS_KERNELS[1:],
+    "down_weight_gradient": kernels_mlp.DOWN_WEIGHTS_KERNELS,
 }
 
 

@@ -84,7 +84,7 @@ class Shape:
         return self.num_experts // self.devices
 
     @property
-    def reads_in_place(self) -> bool:
+    def keeps_no_rows(self) -> bool:
         """Whether it is better to read tokens in place than to keep copied rows."""
         return self.hidden <= IN_PLACE_COLUMNS
 
@@ -246,7 +246,7 @@ def _with_defaults(
         # Users ask for chunks to save memory, so chunks keep no rows. With one source nothing is
         # gathered, so keeping the caller's tokens, from which rows are copied, takes no memory.
         rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
-        rows = rows and not shape.reads_in_place
+        rows = rows and not shape.keeps_no_rows
         spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)
         copy = _copy_seconds(shape) / sum(_local_seconds(shape, 1))
         save = "rows" if rows and spare <= SPARE_ROWS and copy > SECOND_COPY else "x"

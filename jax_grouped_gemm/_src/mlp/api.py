@@ -70,9 +70,10 @@ def ragged_mlp(
     Operands are promoted to one dtype first. In bfloat16, one kernel computes gate, up and
     activation, biases included. The backward pass has one kernel for the gradients of gate, up and
     weights, one for the gradient of the rows of x, and one for the gradients of wi_0 and wi_1. With
-    few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With
-    narrow experts and large groups, kernels also read tokens in place. Calls that no fused kernel
-    can run are composed of ragged products, and `explain` says why. Both the fused and the composed
+    few rows in each group, as in decoding, kernels read tokens in place and add wo's bias. With up
+    to 768 hidden features, the weight gradients of large groups read tokens in place too, and with
+    up to 256 the product of gate and up. Calls that no fused kernel can run are composed of ragged
+    products, and `explain` says why. Both the fused and the composed
     form round gate and up to the dtype of the operands, compute the hidden layer from the rounded
     values, and round it once. Their results therefore differ only by the accuracy of the
     activation.

@@ -12,13 +12,14 @@ from jax_grouped_gemm._src.mlp.operands import MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 
-# Columns of hidden up to which gate and up are computed from tokens in place. With more columns,
-# more tiles load the same rows, and issuing the loads takes longer than copying rows once. Rows
-# without an `inverse` have a limit of their own, because their groups may have rows without a
-# token, which are slow to load.
+# Columns of hidden up to which gate and up are computed from tokens in place, the most that were
+# measured. Rows without an `inverse` have a limit of their own, because their groups may have rows
+# without a token, which are slow to load.
 FORWARD_COLUMNS, FORWARD_COLUMNS_WITHOUT_INVERSE = 2880, 256
 
-# Columns up to which gradients read rows of x and dy in place.
+# Columns up to which gradients read rows of x and dy in place. With more columns, more tiles load
+# the same rows, and issuing the loads takes longer than copying rows once. This was measured for
+# 512, 768, 2048 and more columns.
 GRADIENT_COLUMNS = 768
 
 

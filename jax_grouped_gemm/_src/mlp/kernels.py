@@ -47,14 +47,16 @@ def _fits_weights(
     more_than: int,
     most: int,
 ) -> bool:
-    """Whether a tile of `most` columns wastes the fewest."""
-    return more_than < problem.operands.columns <= most
+    """Whether a tile of `most` columns wastes the fewest columns, and no tile is asked for."""
+    return problem.params["tile_choices"].wgrad is None and (
+        more_than < problem.operands.columns <= most
+    )
 
 
 def _only_rows_in_place(
     problem: MlpProblem[PairedWeightsOperands | DownWeightsOperands],
 ) -> str:
-    return "it only reads rows in place" * (problem.operands.rows.rows is None)
+    return "it only reads rows in place" if problem.operands.rows.rows is None else ""
 
 
 _of_mlp = functools.partial(TiledKernel, lhs=("bfloat16",), in_order=always)

@@ -135,7 +135,9 @@ def group_size(name: str, scales: jax.Array, shape: tuple[int, ...], *, whole: b
     if not jnp.issubdtype(scales.dtype, jnp.floating):
         raise TypeError(f"{name} must be floating, got {scales.dtype} of shape {scales.shape}")
     groups = [(size, cdiv(k, size)) for size in (32, 64, 128)]
-    for size, count in [*groups, *[(k, 1)] * whole]:
+    if whole:
+        groups.append((k, 1))
+    for size, count in groups:
         if scales.shape == (*leading, count, n):
             return size
     raise TypeError(
