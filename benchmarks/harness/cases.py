@@ -188,8 +188,11 @@ class Case:
         op, shape = self.op, self.shape
         _, k = tensor_shape(shape, op.lhs)
         n = tensor_shape(shape, op.rhs)[-2 if op.transpose_rhs else -1]
-        kind, dtypes = (op.contracting, op.transpose_rhs), (self.dtype, op.out_dtype or self.dtype)
-        return Problem(*kind, shape.groups, shape.rows, k, n, *dtypes, self.precision)
+        return Problem(
+            contracting=op.contracting, transpose_rhs=op.transpose_rhs, groups=shape.groups,
+            m=shape.rows, k=k, n=n, dtype=self.dtype, out_dtype=op.out_dtype or self.dtype,
+            precision=self.precision,
+        )  # fmt: skip
 
     @property
     def group_sizes(self) -> np.ndarray:

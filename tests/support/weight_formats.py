@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
+# Names of weight-only formats, with options of `quantize`.
+FORMATS = [
+    ("mxfp4", {}),
+    *(("int4", dict(group_size=size, zero_points=z)) for size in (32, 64, 128) for z in (0, 1)),
+    ("int8", {}),
+    ("fp8", {}),
+    ("fp8_128x128", {}),
+]
+FORMATS = [
+    (name, {key: bool(x) if key == "zero_points" else x for key, x in options.items()})
+    for name, options in FORMATS
+]
+
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 E2M1 = np.concatenate([E2M1, -E2M1])
 
@@ -88,3 +101,8 @@ def kernel_pairs(words, signs: int = 0x80008000, mask: int = 0x81C081C0) -> list
         x << 1 & signs | x << 6 & rest,
         x << 2 & signs | x >> 3 & rest,
     ]
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
