@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.harness.peer import Peer, Role, as_torch, once
+from benchmarks.harness.peer import NotOffered, Peer, Role, as_torch, once
 from benchmarks.peers.quack_moe import SeveralResults, adder_of_rows
 from jax_grouped_gemm import QuantizedArray
 
@@ -91,6 +91,8 @@ class HummingLayer(Peer):
     def prepare(self, problem, arrays, packed):
         from humming.forward import may_process_input
 
+        if packed[0].format.name not in VALUES:
+            raise NotOffered(packed[0].format.name)
         x, experts, weights = map(as_torch, arrays[:3])
         gemm_type, (tokens, top_k) = GEMM_TYPES[self.name], experts.shape
         found = (product_of(w, tokens * top_k, gemm_type) for w in (packed[:2], packed[2:]))

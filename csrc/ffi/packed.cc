@@ -17,8 +17,10 @@ struct NamedFormat {
   std::string_view name;
   Format format;
 };
-constexpr NamedFormat kFormats[] = {
-    {"mxfp4", Format::kMxFp4}, {"int4", Format::kInt4}, {"int8", Format::kInt8}};
+constexpr NamedFormat kFormats[] = {{"mxfp4", Format::kMxFp4},
+                                    {"int4", Format::kInt4},
+                                    {"int8", Format::kInt8},
+                                    {"fp8", Format::kFp8}};
 
 // How matrices are packed, and their sizes.
 struct Packing {
@@ -79,7 +81,7 @@ struct Packing {
       all.channel_scales = static_cast<float const*>(
           optional.take(prefix + "channel_scales", shape, {ffi::DataType::F32}));
     }
-    if ((format != Format::kInt8 && !all.scales) ||
+    if ((packed::bits_of(format) < 8 && !all.scales) ||
         (format != Format::kInt4 && !all.channel_scales)) {
       call.fail("scales of the packed matrices are missing");
     }

@@ -65,6 +65,14 @@ __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_
   second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
 }
 
+// Decodes four e4m3 numbers other than NaN. Moved to the bits of a bfloat16, a number is 2^-120
+// times its value.
+__device__ __forceinline__ void decode_e4m3(uint32_t x, uint32_t& first, uint32_t& second) {
+  constexpr uint32_t kSign = 0x80008000, kCode = 0x87F087F0, kTwoTo120 = 0x7B807B80;
+  first = multiply_two(select(kSign, x << 8, x << 4) & kCode, kTwoTo120);
+  second = multiply_two(select(kSign, x, x >> 4) & kCode, kTwoTo120);
+}
+
 // The groups of elements of int4 matrices that share a scale and a zero point.
 struct Groups {
   int shift;  // log2 of a group's elements / 32
@@ -149,15 +157,16 @@ class Record<Format::kInt4> {
   uint32_t zeros_[2][2];
 };
 
-template <>
-class Record<Format::kInt8> {
+// A record of codes of 8 bits, whose columns have scales.
+template <Format kFormat>
+class RecordOfBytes {
  public:
   static constexpr int kSlotBytes = 0;
   static constexpr int kSlots = 0;
   static constexpr bool kMayHaveZeros = false;
 
-  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const*, uint8_t const*,
-                                    int record, int thread, Groups const&) {
+  __device__ __forceinline__ RecordOfBytes(uint8_t const* values, uint8_t const*, uint8_t const*,
+                                           int record, int thread, Groups const&) {
     uint8_t const* const at = values + record * 4096 + thread * 16;
     words_[0] = *reinterpret_cast<uint4 const*>(at);
     words_[1] = *reinterpret_cast<uint4 const*>(at + 2048);
@@ -166,12 +175,30 @@ class Record<Format::kInt8> {
   template <int kStep>
   __device__ __forceinline__ void decode(Fragment& a) const {
     uint4 const two = words_[kStep / 2];
-    decode_int8(kStep % 2 ? two.z : two.x, a[0], a[1]);
-    decode_int8(kStep % 2 ? two.w : two.y, a[2], a[3]);
+    decode_four(kStep % 2 ? two.z : two.x, a[0], a[1]);
+    decode_four(kStep % 2 ? two.w : two.y, a[2], a[3]);
   }
 
  private:
+  __device__ __forceinline__ static void decode_four(uint32_t x, uint32_t& first,
+                                                     uint32_t& second) {
+    if constexpr (kFormat == Format::kInt8) {
+      decode_int8(x, first, second);
+    } else {
+      decode_e4m3(x, first, second);
+    }
+  }
+
   uint4 words_[2];
+};
+
+template <>
+class Record<Format::kInt8> : public RecordOfBytes<Format::kInt8> {
+  using RecordOfBytes::RecordOfBytes;
+};
+template <>
+class Record<Format::kFp8> : public RecordOfBytes<Format::kFp8> {
+  using RecordOfBytes::RecordOfBytes;
 };
 
 }  // namespace jgg::packed

@@ -12,12 +12,14 @@ namespace jgg::packed {
 
 // How matrices are quantised and packed: jax_grouped_gemm/_src/quantized/pack.py says which bit is
 // where.
-enum class Format : int { kMxFp4, kInt4, kInt8 };
+enum class Format : int { kMxFp4, kInt4, kInt8, kFp8 };
 
 // A record has 64 columns by 64 elements of K.
 constexpr int kSide = 64;
 
-constexpr int bits_of(Format format) { return format == Format::kInt8 ? 8 : 4; }
+constexpr int bits_of(Format format) {
+  return format == Format::kInt8 || format == Format::kFp8 ? 8 : 4;
+}
 constexpr int record_bytes(Format format) { return kSide * kSide * bits_of(format) / 8; }
 
 // A stack of matrices [matrices, k, n], in records [matrices, ceil(n / 64), ceil(k / 64)].
@@ -44,7 +46,7 @@ struct Arguments {
   int group_size;  // int4: 32, 64 or 128 elements along K share a scale
   Matrices gate;
   Matrices up;  // `values` are null if there is no up
-  int tile_m;   // of decoded_dot(): kManyRows or, except for int8, kFewRows
+  int tile_m;   // of decoded_dot(): kManyRows or, for 4 bits, kFewRows
   // Receives the partial sums of streamed_dot().
   void* workspace;
   int64_t workspace_bytes;

@@ -120,7 +120,7 @@ cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
         unpack_kernel<format.value><<<grid.blocks(a.matrices), kThreads, 0, stream>>>(params);
         return cudaGetLastError();
       },
-      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8>{a.format});
+      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8>{a.format});
 }
 
 }  // namespace jgg::packed

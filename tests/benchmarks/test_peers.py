@@ -150,7 +150,7 @@ HUMMING_VALUES = {
 }
 
 
-@pytest.mark.parametrize("format", weight_only.FORMATS)
+@pytest.mark.parametrize("format", humming.VALUES)
 def test_the_words_and_scales_that_humming_gets_are_the_weights(format, rng):
     """Rows that do not fill a group of 128, and two matrices that do not fill 256 columns."""
     shape = 2, 192, 160

@@ -15,6 +15,7 @@ FORMATS = pytest.mark.parametrize(
     [
         ("mxfp4", {}),
         ("int8", {}),
+        ("fp8", {}),
         *(
             ("int4", dict(group_size=size, zero_points=zero_points))
             for size in (32, 64, 128)
@@ -23,7 +24,7 @@ FORMATS = pytest.mark.parametrize(
     ],
     ids=str,
 )
-# "few" decodes MXFP4 and int4 in tiles of 32 rows. For int8 it is the same as "decoded".
+# "few" decodes MXFP4 and int4 in tiles of 32 rows. For 8 bits it is the same as "decoded".
 SCHEDULES = pytest.mark.parametrize("schedule", ["streamed", "few", "decoded"])
 STREAMED_ROWS = 8
 MEAN_ROWS = {"streamed": STREAMED_ROWS, "few": 16, "decoded": 100}
@@ -41,7 +42,7 @@ def groups_for(schedule, rows):
 def is_planned(plan, schedule, format):
     """Returns whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
-    if schedule == "streamed" or format == "int8":
+    if schedule == "streamed" or format in ("int8", "fp8"):
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
     return kernel.schedule == "decoded" and (schedule == "decoded" or kernel.tile.tile_m == 32)
 
@@ -108,11 +109,16 @@ def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
 
 def every_code(rng, format):
     """Returns every code with every exponent or zero point, and other scales of all magnitudes."""
-    rows, columns = np.mgrid[: 256 if format == "int8" else 64, :256]
+    rows, columns = np.mgrid[: 256 if format in ("int8", "fp8") else 64, :256]
     some = np.array([0, 1, 3, -1.5, 2.0**-60, 1.2345e20])
     if format == "int8":
         codes = ((rows + columns) % 256 - 128).astype(np.int8)
         return jgg.from_codes(codes[None], rng.choice(some, (1, 256)).astype(np.float32), format)
+    if format == "fp8":
+        codes = ((rows + columns) % 256).astype(np.uint8)
+        codes[codes % 128 == 127] = 0  # NaN makes its column NaN
+        scales = rng.choice(some, (1, 256)).astype(np.float32)
+        return jgg.from_codes(jnp.asarray(codes[None]).view(jnp.float8_e4m3fn), scales, format)
     codes = ((rows + columns) % 16).astype(np.uint8)[None]
     if format == "int4":
         zeros = np.stack([columns[0] // 16, columns[0] // 16 ^ 15]).astype(np.uint8)[None]
@@ -129,7 +135,7 @@ def on_cpu(q):
         return np.asarray(jgg.dequantize(jax.device_get(q))[0])
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
 def test_every_code(format, rng):
     q = every_code(rng, format)
     want, got = on_cpu(q), np.asarray(jax.jit(jgg.dequantize)(q)[0])
@@ -146,7 +152,7 @@ def test_every_code(format, rng):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
 @SCHEDULES
 def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
     k, rows = 128, MEAN_ROWS[schedule]
@@ -165,7 +171,7 @@ def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
     np.testing.assert_array_equal(got[others], expected[others])
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
 @SCHEDULES
 def test_many_steps_and_many_rows(format, schedule, rng):
     """Products have sums of 45 records, and groups of up to 1024 rows."""

@@ -39,7 +39,7 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize(
     "format, streamed, few, most",
-    [("mxfp4", 8, 24, 1024), ("int4", 8, 24, 512), ("int8", 8, None, 512)],
+    [("mxfp4", 8, 24, 1024), ("int4", 8, 24, 512), ("int8", 8, None, 512), ("fp8", 8, None, 512)],
 )
 def test_rows_a_group(format, streamed, few, most):
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
@@ -99,7 +99,7 @@ def of_experts(experts, embed, hidden, top_k, format, tokens):
         (dict(dtype=jnp.float32), "no kernel for float32 x mxfp4 -> float32"),
         (dict(implementation="xla"), "implementation='xla' was asked for"),
         (dict(preferred_element_type=jnp.float32), "no kernel for bfloat16 x mxfp4 -> float32"),
-        (dict(format="fp8"), "no kernel for bfloat16 x fp8"),
+        (dict(format="fp8_128x128"), "no kernel for bfloat16 x fp8_128x128"),
         (dict(rows=9 * EXPERTS, k=100), "k=100 must be a multiple of 8"),
         (dict(rows=0), "there is nothing to multiply"),
     ],
@@ -159,7 +159,7 @@ def test_experts_of_any_width_are_streamed():
     "options, reason",
     [
         (dict(wo=None), "not all matrices are quantised"),
-        (dict(wo="fp8"), "no kernel for bfloat16 x fp8"),
+        (dict(wo="fp8_128x128"), "no kernel for bfloat16 x fp8_128x128"),
         (dict(activation=jnp.tanh), "no kernel has the activation"),
         (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
     ],

@@ -59,7 +59,7 @@ def ragged_dot(
       lhs: [m, k], floating point, complex or integer; or, for two FP8 operands, a `QuantizedArray`
         of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which has no
-        gradient. Kernels read "mxfp4", "int4" and "int8" directly if groups have few rows of
+        gradient. Kernels read "mxfp4", "int4", "int8" and "fp8" directly if groups have few rows of
         bfloat16; otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in
         FP8, rhs must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or,
         with `transpose_rhs`, "fp8_row". Such a product has no gradient, and is bfloat16 by default.
