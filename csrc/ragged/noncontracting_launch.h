@@ -16,6 +16,13 @@ cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& argument
       [&](auto tile, auto, auto transpose_rhs, auto out_type) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::kK,
                                 major(Major::kMN, transpose_rhs)>;
+        if constexpr (Config::kRhsMajor == Major::kMN && sizeof(typename Config::Output) == 2 &&
+                      Config::kSubtileSlots < Config::kSubtiles) {
+          if (arguments.k <= kFewSteps * Config::kTileK) {
+            using Few = WithWholeTileSlots<Config>;
+            return launch_tiles<RaggedNoncontracting<Few>>(arguments, stream);
+          }
+        }
         return launch_tiles<RaggedNoncontracting<Config>>(arguments, stream);
       },
       OneTileOf<NoncontractingTiles>{config}, OneOf<false>{arguments.transpose_lhs},

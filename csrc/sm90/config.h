@@ -80,9 +80,11 @@ struct KernelConfig {
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
-  static constexpr int kStages =
-      (kSharedMemoryLimit - kSharedMemoryReserve - kSubtileRings * kSubtileSlots * kSubtileBytes) /
-      (kLhsBytes + kRhsBytes);
+  static constexpr int stages_beside(int slots) {
+    return (kSharedMemoryLimit - kSharedMemoryReserve - kSubtileRings * slots * kSubtileBytes) /
+           (kLhsBytes + kRhsBytes);
+  }
+  static constexpr int kStages = stages_beside(kSubtileSlots);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
   // An operand tile arrives in two boxes. The CTAs of a cluster that shares the operand load one
@@ -98,6 +100,16 @@ struct KernelConfig {
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };
+
+// The same kernel with slots for all subtiles of a tile, and fewer stages. This is for tiles of at
+// most kFewSteps steps: their stages hold a whole tile and half of the next one anyway, and their
+// stores wait for slots, because there are few steps between which they can be spread.
+template <class Config>
+struct WithWholeTileSlots : Config {
+  static constexpr int kSubtileSlots = Config::kSubtiles;
+  static constexpr int kStages = Config::stages_beside(kSubtileSlots);
+};
+constexpr int kFewSteps = 2;
 
 template <class Config>
 struct SharedStorage {

@@ -118,6 +118,17 @@ class TestGroupSizes:
                 sizes = np.asarray(sizes, np.int32)
                 check(op, lhs, rhs, sizes, transpose_rhs=transpose_rhs, tile=one)
 
+    @pytest.mark.parametrize("dtype", [BF16, F16])
+    @pytest.mark.parametrize("k", [8, 64, 72, 128, 136])
+    def test_one_to_three_steps(self, k, dtype, tile, rng):
+        """Tiles of at most two steps have a kernel of their own."""
+        lhs, rhs, cotangent = operands(NONCONTRACTING, rng, k=k, n=1288, dtype=dtype)
+        for sizes in sizes_of.typical(rng, M, G):
+            check(NONCONTRACTING, lhs, rhs, sizes, tile=tile)
+        check_cotangents(
+            NONCONTRACTING, lhs, rhs, sizes, cotangent, transpose_lhs=False, transpose_rhs=False
+        )
+
     @BOTH_OPS
     def test_all_patterns_of_empty_ones(self, op, tile, rng):
         lhs, rhs, _ = operands(op, rng, k=72, n=136)
