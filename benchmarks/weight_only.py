@@ -30,7 +30,7 @@ from benchmarks.peers.tokamax import TokamaxLayer
 
 # This layer is not in benchmarks.moe, because other commands run all layers there by default.
 LAYERS = layers.LAYERS | {"gptoss_120b": Layer("gptoss_120b", 8192, 2880, 2880, 128, 4)}
-FORMATS = ("mxfp4", "int4", "int8", "fp8")
+FORMATS = ("mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 TOKENS = (1, 16, 128, 512, 8192)
 
 Operands = tuple[tuple[jax.Array, ...], tuple[jgg.QuantizedArray, ...]]

@@ -190,9 +190,9 @@ def dropless_mlp(
         act(x wi_0).
       wo: down projections [E, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`,
         which has no gradient. Gate and up must then have the same format. If x is bfloat16, kernels
-        read the formats "mxfp4", "int4", "int8" and "fp8" in the layout "packed" directly;
-        otherwise each call dequantises the matrices to the dtype of x. With a recipe, all three may
-        have the format "fp8_128x128" in the layout "rows", which FP8 products read directly.
+        read the layout "packed" directly; otherwise each call dequantises the matrices to the
+        dtype of x. With a recipe, all three may have the format "fp8_128x128" in the layout "rows",
+        which FP8 products read directly.
       biases: biases for wi_0, wi_1 and wo, [E, F], [E, F] and [E, D], each of which may be None.
       activation: the function of gate and up, computed in at least float32: "silu", "gelu",
         "gelu_tanh", "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate

@@ -20,7 +20,8 @@ struct NamedFormat {
 constexpr NamedFormat kFormats[] = {{"mxfp4", Format::kMxFp4},
                                     {"int4", Format::kInt4},
                                     {"int8", Format::kInt8},
-                                    {"fp8", Format::kFp8}};
+                                    {"fp8", Format::kFp8},
+                                    {"fp8_128x128", Format::kFp8Blocks}};
 
 // How matrices are packed, and their sizes.
 struct Packing {
@@ -75,14 +76,17 @@ struct Packing {
       std::array const shape{matrices, strips(), ceil_div(records() * kSide, group_size), kSide};
       all.scales = bytes(optional.take(prefix + "scales", shape, {ffi::DataType::BF16}));
       all.zero_points = bytes(optional.take(prefix + "zero_points", shape, {ffi::DataType::U8}));
+    } else if (format == Format::kFp8Blocks) {
+      std::array const shape{matrices, strips(), records(), 4};
+      all.scales = bytes(optional.take(prefix + "scales", shape, {ffi::DataType::F32}));
     }
     if (format != Format::kInt4) {
       std::array const shape{matrices, strips() * kSide};
       all.channel_scales = static_cast<float const*>(
           optional.take(prefix + "channel_scales", shape, {ffi::DataType::F32}));
     }
-    if ((packed::bits_of(format) < 8 && !all.scales) ||
-        (format != Format::kInt4 && !all.channel_scales)) {
+    bool const of_columns = format == Format::kInt8 || format == Format::kFp8;
+    if ((!of_columns && !all.scales) || (format != Format::kInt4 && !all.channel_scales)) {
       call.fail("scales of the packed matrices are missing");
     }
     return all;

@@ -18,6 +18,11 @@ __device__ __forceinline__ uint32_t multiply_two(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
   return product;
 }
+__device__ __forceinline__ uint32_t multiply_add_two(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
 __device__ __forceinline__ uint32_t subtract_two(uint32_t a, uint32_t b) {
   uint32_t difference;
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
@@ -82,12 +87,19 @@ __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_
   second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
 }
 
-// Decodes four e4m3 numbers other than NaN. Moved to the bits of a bfloat16, a number is 2^-120
-// times its value.
+// Moves four e4m3 numbers other than NaN to the bits of bfloat16, which are then 2^-120 times their
+// values.
+__device__ __forceinline__ void move_e4m3(uint32_t x, uint32_t& first, uint32_t& second) {
+  constexpr uint32_t kSign = 0x80008000, kCode = 0x87F087F0;
+  first = select(kSign, x << 8, x << 4) & kCode;
+  second = select(kSign, x, x >> 4) & kCode;
+}
+
 __device__ __forceinline__ void decode_e4m3(uint32_t x, uint32_t& first, uint32_t& second) {
-  constexpr uint32_t kSign = 0x80008000, kCode = 0x87F087F0, kTwoTo120 = 0x7B807B80;
-  first = multiply_two(select(kSign, x << 8, x << 4) & kCode, kTwoTo120);
-  second = multiply_two(select(kSign, x, x >> 4) & kCode, kTwoTo120);
+  constexpr uint32_t kTwoTo120 = 0x7B807B80;
+  move_e4m3(x, first, second);
+  first = multiply_two(first, kTwoTo120);
+  second = multiply_two(second, kTwoTo120);
 }
 
 // The groups of elements of int4 matrices that share a scale and a zero point.
@@ -174,7 +186,7 @@ class Record<Format::kInt4> {
   uint32_t zeros_[2][2];
 };
 
-// A record of codes of 8 bits, whose columns have scales.
+// A record of codes of 8 bits, without their scales.
 template <Format kFormat>
 class RecordOfBytes {
  public:
@@ -201,8 +213,10 @@ class RecordOfBytes {
                                                      uint32_t& second) {
     if constexpr (kFormat == Format::kInt8) {
       decode_int8(x, first, second);
-    } else {
+    } else if constexpr (kFormat == Format::kFp8) {
       decode_e4m3(x, first, second);
+    } else {
+      move_e4m3(x, first, second);
     }
   }
 
@@ -216,6 +230,33 @@ class Record<Format::kInt8> : public RecordOfBytes<Format::kInt8> {
 template <>
 class Record<Format::kFp8> : public RecordOfBytes<Format::kFp8> {
   using RecordOfBytes::RecordOfBytes;
+};
+
+template <>
+class Record<Format::kFp8Blocks> : public RecordOfBytes<Format::kFp8Blocks> {
+ public:
+  static constexpr int kSlotBytes = sizeof(BlockScale);
+  static constexpr int kSlots = 1;
+
+  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales,
+                                    uint8_t const* zeros, int record, int thread, Groups const& of)
+      : RecordOfBytes(values, scales, zeros, record, thread, of) {
+    BlockScale const scale = reinterpret_cast<BlockScale const*>(scales)[record];
+    high_ = twice_high(__float_as_uint(scale.high));
+    low_ = twice_high(__float_as_uint(scale.low));
+  }
+
+  // A product is rounded to bfloat16 about once, because the product with `low_` is small.
+  template <int kStep>
+  __device__ __forceinline__ void decode(Fragment& a) const {
+    RecordOfBytes::decode<kStep>(a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = multiply_add_two(a[i], high_, multiply_two(a[i], low_));
+  }
+
+ private:
+  uint32_t high_;
+  uint32_t low_;
 };
 
 }  // namespace jgg::packed

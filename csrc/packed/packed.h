@@ -12,13 +12,13 @@ namespace jgg::packed {
 
 // How matrices are quantised and packed: jax_grouped_gemm/_src/quantized/pack.py says which bit is
 // where.
-enum class Format : int { kMxFp4, kInt4, kInt8, kFp8 };
+enum class Format : int { kMxFp4, kInt4, kInt8, kFp8, kFp8Blocks };
 
 // A record has 64 columns by 64 elements of K.
 constexpr int kSide = 64;
 
 constexpr int bits_of(Format format) {
-  return format == Format::kInt8 || format == Format::kFp8 ? 8 : 4;
+  return format == Format::kMxFp4 || format == Format::kInt4 ? 4 : 8;
 }
 constexpr int record_bytes(Format format) { return kSide * kSide * bits_of(format) / 8; }
 
@@ -27,12 +27,21 @@ struct Matrices {
   // [matrices, ceil(n / 64), ceil(k / 64), 2048 or 4096]
   uint8_t const* values = nullptr;
   // MXFP4: exponents of groups of 32, [matrices, ceil(n / 64), ceil(k / 64), 128]. int4: bfloat16
-  // [matrices, ceil(n / 64), groups, 64].
+  // [matrices, ceil(n / 64), groups, 64]. FP8 in blocks: a `BlockScale` for each record.
   uint8_t const* scales = nullptr;
   // int4 with zero points: [matrices, ceil(n / 64), groups, 64]. Otherwise null
   uint8_t const* zero_points = nullptr;
   // [matrices, 64 ceil(n / 64)], null for int4
   float const* channel_scales = nullptr;
+};
+
+// The scale of a record of FP8 in blocks. `high` + `low`, which are two numbers of bfloat16, is
+// 2^120 times the scale over the channel scale.
+struct alignas(16) BlockScale {
+  float scale;
+  float high;
+  float low;
+  float unused;
 };
 
 // The rows of a tile in decoded_dot().

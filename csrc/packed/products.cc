@@ -12,7 +12,8 @@ cudaError_t decoded(Arguments const& arguments, cudaStream_t stream);
 
 namespace {
 
-using Formats = OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8>;
+using Formats =
+    OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8, Format::kFp8Blocks>;
 
 }  // namespace
 

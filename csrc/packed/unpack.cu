@@ -36,7 +36,10 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale) {
 template <Format kFormat>
 __global__ void __launch_bounds__(kThreads)
     unpack_kernel(const __grid_constant__ UnpackParams params) {
-  using Of = Record<kFormat>;
+  constexpr bool kInBlocks = kFormat == Format::kFp8Blocks;
+  // FP8 in blocks is decoded without its scales, so that results have the bits of float32 products.
+  using Of = Record<kInBlocks ? Format::kFp8 : kFormat>;
+  constexpr int kSlotBytes = Record<kFormat>::kSlotBytes;
   __shared__ alignas(128) uint8_t lines[kRecords][kSide][kLineBytes];
   TileGrid::Place const place = params.grid.place();
   int const records = (params.k + kSide - 1) / kSide;
@@ -50,11 +53,11 @@ __global__ void __launch_bounds__(kThreads)
   int const slot = kFormat == Format::kInt4 ? 2 * first >> shift : first;
   uint8_t const* const values =
       params.packed.values + (strip * records + first) * record_bytes(kFormat);
-  uint8_t const* const scales = params.packed.scales + (strip * slots + slot) * Of::kSlotBytes;
+  uint8_t const* const scales = params.packed.scales + (strip * slots + slot) * kSlotBytes;
   uint8_t const* const zeros =
-      params.packed.zero_points + (strip * slots + slot) * (Of::kSlotBytes / 2);
+      params.packed.zero_points + (strip * slots + slot) * (kSlotBytes / 2);
   float channel[2] = {1.0f, 1.0f};
-  if constexpr (kFormat != Format::kInt4) {
+  if constexpr (kFormat != Format::kInt4 && !kInBlocks) {
     float const* const of_strip = params.packed.channel_scales + strip * kSide;
 #pragma unroll
     for (int i = 0; i < 2; ++i) channel[i] = __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
@@ -74,6 +77,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int record = 0; record < kRecords; ++record) {
     if (record >= count) break;
+    if constexpr (kInBlocks) {
+      channel[0] = channel[1] = reinterpret_cast<BlockScale const*>(scales)[record].scale;
+    }
     Of const of(values, scales, zeros, record, thread, params.of);
     Fragment a;
     of.template decode<0>(a);
@@ -120,7 +126,8 @@ cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
         unpack_kernel<format.value><<<grid.blocks(a.matrices), kThreads, 0, stream>>>(params);
         return cudaGetLastError();
       },
-      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8>{a.format});
+      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8, Format::kFp8Blocks>{
+          a.format});
 }
 
 }  // namespace jgg::packed

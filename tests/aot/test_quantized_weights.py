@@ -9,6 +9,7 @@ from jax_grouped_gemm import moe
 from tests.support import aot
 
 M, G, K, N = 4096, 8, 512, 384
+FORMATS = pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def h200(extension) -> aot.Target:
     return aot.Target(aot.H200)
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8"])
+@FORMATS
 def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
     x = jax.ShapeDtypeStruct((M, K), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((G, K, N), jnp.bfloat16)
@@ -29,13 +30,12 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
 
     program = h200.compile(both, x, q, sizes)
     # The gradient of x takes the same kernel, and weights are dequantised again for it.
-    unpacks = {} if name == "fp8" else dict(unpack_matrices=2)
-    assert program.kernels == dict(ragged_noncontracting=2, **unpacks)
+    assert program.kernels == dict(unpack_matrices=2, ragged_noncontracting=2)
     dequantised = 2 * G * K * N
     assert program.temporary_bytes < 2.5 * dequantised + 2 * M * N
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
+@FORMATS
 @pytest.mark.parametrize(
     "tokens, experts, kernels",
     [

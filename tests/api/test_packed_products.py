@@ -17,7 +17,7 @@ from jax_grouped_gemm import moe
 BF16 = jnp.bfloat16
 EXPERTS, EMBED, HIDDEN, ROWS = 4, 96, 160, 16
 SIZES = jnp.array([5, 0, 9, 2], jnp.int32)
-FORMATS = pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8"])
+FORMATS = pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 
 
 def weights(rng, name, shape=(EXPERTS, EMBED, HIDDEN)):

@@ -28,6 +28,15 @@ def test_serialisation(rng):
         jgg.QuantizedArray.from_dict(arrays)
 
 
+def test_the_first_version_of_fp8_in_blocks_is_refused(rng):
+    """It had one scale for each block, [ceil(n / 128), ceil(k / 128)], and no channel scales."""
+    q = jgg.quantize(rng.standard_normal((2, 128, 128)).astype(np.float32), "fp8_128x128")
+    arrays = _described(q.to_dict() | {"scales": np.ones((2, 1, 1), np.float32)}, version=1)
+    del arrays["channel_scales"]
+    with pytest.raises(ValueError, match="version 1.*reads version 2: quantise the weights again"):
+        jgg.QuantizedArray.from_dict(arrays)
+
+
 IN_ROWS = [
     (name, dict(layout="rows"))
     for name in ("fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor")

@@ -200,6 +200,29 @@ def test_what_a_kernel_makes_of_mxfp4(rng):
         assert fragment * scale * channel[column] == want[row, column]
 
 
+def test_what_a_kernel_makes_of_fp8_in_blocks(rng):
+    """Each record has its block's scale, and the sum of two numbers of bfloat16 in its place."""
+    codes = np.arange(256, dtype=np.uint8).view(E4M3)[:, None].repeat(700, 1)
+    codes = np.where(np.isnan(codes.astype(np.float32)), E4M3(0), codes)
+    scales = rng.uniform(1, 2, (2, 6)) * np.exp2(rng.integers(-40, 6, (2, 6)))
+    scales[:, 1], scales[1, 2], scales[:, 4] = (1e-30, -7e-33), -3.4e38, (0, 63.9)
+    scales = scales.astype(np.float32)
+    q = jgg.from_codes(codes[None], scales[None], "fp8_128x128")
+    slots, channel = np.asarray(q.scales), np.asarray(q.channel_scales)
+    assert slots.shape == (1, 11, 4, 4) and channel.shape == (1, 704)
+    np.testing.assert_array_equal(slots[0, ..., 0], scales.T.repeat(2, 0)[:11].repeat(2, 1))
+    np.testing.assert_array_equal(channel[0, :256], 1)
+    np.testing.assert_array_equal(channel[0, 256:384], 2.0**122)
+    np.testing.assert_array_equal(channel[0, 384:], 1)
+    want = np.asarray(jgg.dequantize(q)[0], np.float64)
+    got, finite = oracle.kernel_blocks(q)[0], np.isfinite(want)
+    assert (np.abs(got[~finite]) > np.finfo(np.float32).max * (1 - 2**-8)).all()
+    # They differ by one in the last place at most, also if the kernel's number is subnormal.
+    bound = np.abs(want) * 2**-7 + 2.0**-133 * channel[0, :700]
+    assert (np.abs(got - want)[finite] <= bound[finite]).all()
+    assert (got != want)[:, channel[0, :700] == 1].mean() < 2**-6
+
+
 def test_nan_blocks_and_columns(rng):
     codes = rng.integers(1, 8, (1, 64, 4), dtype=np.uint8)
     exponents = np.full((1, 2, 4), 127, np.uint8)
@@ -212,6 +235,15 @@ def test_nan_blocks_and_columns(rng):
     got = np.asarray(jgg.dequantize(jgg.from_codes(fp8, np.ones((1, 4), np.float32), "fp8")))[0]
     assert np.isnan(got.astype(np.float32)[7, 1])
     assert np.isfinite(np.delete(got.astype(np.float32), 1, 1)).all()
+    fp8 = np.ones((1, 200, 300), E4M3)
+    fp8[0, 130, 1] = np.nan
+    scales = np.ones((1, 2, 3), np.float32)
+    scales[0, 0, 2] = np.nan
+    q = jgg.from_codes(fp8, scales, "fp8_128x128")
+    want = np.zeros((200, 300), bool)
+    want[128:, :128] = want[:128, 256:] = True
+    for got in (jgg.dequantize(q), oracle.kernel_blocks(q)):
+        np.testing.assert_array_equal(np.isnan(np.asarray(got[0], np.float32)), want)
 
 
 @pytest.mark.parametrize("name, options", FORMATS, ids=str)
@@ -273,6 +305,11 @@ def test_the_constructor_names_what_is_wrong(rng):
         jgg.QuantizedArray(None, q.scales, format="int4", matrix=(64, 96))
     with pytest.raises(ValueError, match="spec must have at most 3 entries for.*int4.*got"):
         q.specs(P("a", None, None, "b"))
+    q = jgg.quantize(np.ones((2, 64, 96), np.float32), "fp8_128x128")
+    with pytest.raises(TypeError, match=r"scales must be.*\(2, 2, 1, 4\) for.*got.*\(2, 1, 1\)"):
+        jgg.QuantizedArray(q.values, q.scales[:, :1, :, 0], format="fp8_128x128", matrix=(64, 96))
+    with pytest.raises(TypeError, match="channel_scales must be an array for the format fp8_128"):
+        jgg.QuantizedArray(q.values, q.scales, format="fp8_128x128", matrix=(64, 96))
 
 
 @pytest.mark.parametrize(

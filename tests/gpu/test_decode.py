@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
 from jax_grouped_gemm._src.mlp.primitive import Options
 
 BF16 = jnp.bfloat16
-FORMATS = ("bfloat16", "mxfp4", "int4", "int8", "fp8")
+FORMATS = ("bfloat16", "mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 
 
 def random_layer(rng, format, *, experts, local, tokens, top_k, embed, hidden, has_up, biased):

@@ -8,14 +8,18 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import group_sizes as sizes_of
+from tests.support import weight_formats
 
 BF16 = jnp.bfloat16
+EIGHT_BITS = "int8", "fp8", "fp8_128x128"
+ALL = "mxfp4", "int4", *EIGHT_BITS
 FORMATS = pytest.mark.parametrize(
     "format, options",
     [
         ("mxfp4", {}),
         ("int8", {}),
         ("fp8", {}),
+        ("fp8_128x128", {}),
         *(
             ("int4", dict(group_size=size, zero_points=zero_points))
             for size in (32, 64, 128)
@@ -42,7 +46,7 @@ def groups_for(schedule, rows):
 def is_planned(plan, schedule, format):
     """Returns whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
-    if schedule == "streamed" or format in ("int8", "fp8"):
+    if schedule == "streamed" or format in EIGHT_BITS:
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
     return kernel.schedule == "decoded" and (schedule == "decoded" or kernel.tile.tile_m == 32)
 
@@ -54,7 +58,9 @@ def packed(rng, shape, format, options):
 
 
 def exact(q):
-    """Returns, in float64, the weights that kernels multiply: int4 is rounded to bfloat16."""
+    """Returns, in float64, the weights that kernels multiply: some are rounded to bfloat16."""
+    if q.format.name == "fp8_128x128":
+        return weight_formats.kernel_blocks(q)
     return np.asarray(q.dequantize(BF16 if q.format.name == "int4" else jnp.float32), np.float64)
 
 
@@ -104,20 +110,23 @@ def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
     sizes = np.zeros(groups_for(schedule, k)[0], np.int32)
     sizes[0] = k
     got = dot(jnp.eye(k, dtype=BF16), q, sizes, schedule=schedule)
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(q.dequantize()[0]))
+    np.testing.assert_array_equal(np.asarray(got), exact(q)[0].astype(BF16))
 
 
 def every_code(rng, format):
     """Returns every code with every exponent or zero point, and other scales of all magnitudes."""
-    rows, columns = np.mgrid[: 256 if format in ("int8", "fp8") else 64, :256]
+    rows, columns = np.mgrid[: 256 if format in EIGHT_BITS else 64, :256]
     some = np.array([0, 1, 3, -1.5, 2.0**-60, 1.2345e20])
     if format == "int8":
         codes = ((rows + columns) % 256 - 128).astype(np.int8)
         return jgg.from_codes(codes[None], rng.choice(some, (1, 256)).astype(np.float32), format)
-    if format == "fp8":
+    if format in EIGHT_BITS:
         codes = ((rows + columns) % 256).astype(np.uint8)
-        codes[codes % 128 == 127] = 0  # NaN makes its column NaN
+        codes[codes % 128 == 127] = 0  # NaN makes its column or block NaN
         scales = rng.choice(some, (1, 256)).astype(np.float32)
+        if format == "fp8_128x128":
+            codes = np.tile(codes, 3)
+            scales = np.stack([some, some[::-1]])[None].astype(np.float32)
         return jgg.from_codes(jnp.asarray(codes[None]).view(jnp.float8_e4m3fn), scales, format)
     codes = ((rows + columns) % 16).astype(np.uint8)[None]
     if format == "int4":
@@ -135,7 +144,7 @@ def on_cpu(q):
         return np.asarray(jgg.dequantize(jax.device_get(q))[0])
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", ALL)
 def test_every_code(format, rng):
     q = every_code(rng, format)
     want, got = on_cpu(q), np.asarray(jax.jit(jgg.dequantize)(q)[0])
@@ -143,6 +152,8 @@ def test_every_code(format, rng):
     np.testing.assert_array_equal(got.view(np.uint16)[number], want.view(np.uint16)[number])
     assert np.isnan(got.astype(np.float32)[~number]).all()
     # All results of a column with a NaN are NaN, because zero times NaN is NaN.
+    if format == "fp8_128x128":
+        want = exact(q)[0]
     want = np.where(number.all(axis=0), want.astype(np.float32), np.nan)
     for schedule in MEAN_ROWS:
         k = len(want)
@@ -152,7 +163,7 @@ def test_every_code(format, rng):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", ALL)
 @SCHEDULES
 def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
     k, rows = 128, MEAN_ROWS[schedule]
@@ -171,7 +182,7 @@ def test_infinity_and_nan_stay_in_their_row(format, schedule, rng):
     np.testing.assert_array_equal(got[others], expected[others])
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", ALL)
 @SCHEDULES
 def test_many_steps_and_many_rows(format, schedule, rng):
     """Products have sums of 45 records, and groups of up to 1024 rows."""

@@ -22,11 +22,12 @@ from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from tests.support import mlp
 from tests.support.partition import EIGHT, mesh_of
-from tests.support.plans import how
+from tests.support.plans import PLAIN, how
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 EMBED, HIDDEN, EXPERTS = 256, 384, 32
-NAMES = dict(mxfp4="mxfp4", int4="int4, groups of 128", int8="int8", fp8="fp8")
+PACKED = "mxfp4", "int4", "int8", "fp8", "fp8_128x128"
+NAMES = {name: name for name in PACKED} | {"int4": "int4, groups of 128"}
 
 
 def array(*shape, dtype=BF16):
@@ -67,7 +68,7 @@ def is_decoded(*given, **options):
     return [found.problem.op for found in plans(*given, **options)] == ["decode_mlp"]
 
 
-@pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", [None, *PACKED])
 @pytest.mark.parametrize("tokens, top_k, few", [(128, 1, True), (129, 1, False), (43, 3, False)])
 def test_so_many_pairs(tokens, top_k, few, format):
     assert is_decoded(*operands(tokens, top_k, format=format)) == few
@@ -106,7 +107,7 @@ def test_what_explain_says():
     ]
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", PACKED)
 def test_what_explain_says_of_packed_matrices(format):
     (found,) = plans(*operands(format=format))
     assert found.workspace_bytes == max(of.workspace_bytes for of in found.packed) > 0
@@ -164,7 +165,7 @@ def test_experts_of_any_integers(dtype):
         (dict(dtype=F32), {}),
         (dict(hidden=388), {}),
         (dict(tokens=0), {}),
-        (dict(format="fp8_128x128"), {}),
+        (dict(format=PLAIN), {}),
         (dict(format="mxfp4"), dict(activation=jnp.tanh)),
         (dict(format="mxfp4", dtype=F32), {}),
         (dict(format="mxfp4"), dict(batch_invariant=True)),
@@ -258,7 +259,7 @@ def test_reasons():
         (dict(hidden=388), "rows of wi_0 [32, 256, 388] are not a multiple of 16 bytes"),
         (dict(joined=True, hidden=388), "rows of the hidden layer are not a multiple of 16 bytes"),
         (dict(precision="BF16_BF16_F32"), "precision"),
-        (dict(format="fp8_128x128"), "no kernel for bfloat16 x fp8_128x128"),
+        (dict(format=PLAIN), "no kernel for bfloat16 x int8_plain"),
     ):
         found = reasoned(**change)
         assert (found.kernel.name, reason in found.reason) == ("composed", True), (change, found)

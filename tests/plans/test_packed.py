@@ -15,9 +15,11 @@ from jax_grouped_gemm._src.plan import TileConfig
 from jax_grouped_gemm._src.quantized import plan
 from jax_grouped_gemm._src.quantized.format import register
 from jax_grouped_gemm._src.quantized.plan import PackedKernel
+from tests.support.plans import PLAIN
 
 BF16 = jnp.bfloat16
 EXPERTS, EMBED, HIDDEN = 8, 256, 384
+EIGHT_BITS = "int8", "fp8", "fp8_128x128"
 
 
 def array(*shape, dtype=BF16):
@@ -39,7 +41,11 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize(
     "format, streamed, few, most",
-    [("mxfp4", 8, 24, 1024), ("int4", 8, 24, 512), ("int8", 8, None, 512), ("fp8", 8, None, 512)],
+    [
+        ("mxfp4", 8, 24, 1024),
+        ("int4", 8, 24, 512),
+        *((format, 8, None, 512) for format in EIGHT_BITS),
+    ],
 )
 def test_rows_a_group(format, streamed, few, most):
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
@@ -99,7 +105,7 @@ def of_experts(experts, embed, hidden, top_k, format, tokens):
         (dict(dtype=jnp.float32), "no kernel for float32 x mxfp4 -> float32"),
         (dict(implementation="xla"), "implementation='xla' was asked for"),
         (dict(preferred_element_type=jnp.float32), "no kernel for bfloat16 x mxfp4 -> float32"),
-        (dict(format="fp8_128x128"), "no kernel for bfloat16 x fp8_128x128"),
+        (dict(format=PLAIN), "no kernel for bfloat16 x int8_plain"),
         (dict(rows=9 * EXPERTS, k=100), "k=100 must be a multiple of 8"),
         (dict(rows=0), "there is nothing to multiply"),
     ],
@@ -159,7 +165,7 @@ def test_experts_of_any_width_are_streamed():
     "options, reason",
     [
         (dict(wo=None), "not all matrices are quantised"),
-        (dict(wo="fp8_128x128"), "no kernel for bfloat16 x fp8_128x128"),
+        (dict(wo=PLAIN), "no kernel for bfloat16 x int8_plain"),
         (dict(activation=jnp.tanh), "no kernel has the activation"),
         (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
     ],

@@ -6,9 +6,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.quantized.format import Parts, register
 from jax_grouped_gemm._src.ragged import primitive as ragged
+
+PLAIN = register(
+    jgg.Format("int8_plain", np.dtype(np.int8), 8),
+    dequantize=lambda parts, format, matrix, dtype: parts.values.astype(dtype),
+    quantize=lambda x, format: Parts(x.astype(jnp.int8)),
+)
+"""A format that no kernel reads."""
 
 
 def how(plan: jgg.Plan) -> str:

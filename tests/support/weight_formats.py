@@ -103,6 +103,22 @@ def kernel_pairs(words, signs: int = 0x80008000, mask: int = 0x81C081C0) -> list
     ]
 
 
+def in_bfloat16(x) -> np.ndarray:
+    """Rounds float64 to bfloat16, to the nearest, ties to even, subnormals included."""
+    step = np.exp2(np.maximum(np.frexp(x)[1] - 8, -133).astype(np.float64))
+    return np.rint(x / step) * step
+
+
+def kernel_blocks(q) -> np.ndarray:
+    """Returns the weights [..., k, n] of "fp8_128x128" that kernels multiply, in float64."""
+    k, n = q.matrix
+    records = np.asarray(q.scales, np.float64).repeat(64, -3).repeat(64, -2)
+    _, high, low, _ = np.moveaxis(records.swapaxes(-3, -2)[..., :k, :n, :], -1, 0)
+    moved = np.asarray(q.unpack().codes, np.float64) * 2.0**-120
+    rounded = in_bfloat16(moved * high + in_bfloat16(moved * low))
+    return rounded * np.asarray(q.channel_scales, np.float64)[..., None, :n]
+
+
 def bits(x):
     x = np.asarray(x)
     return x.view(f"u{x.dtype.itemsize}")

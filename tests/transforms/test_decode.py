@@ -72,7 +72,7 @@ is_decoded, decoded, sorted_before = (
 )
 
 
-@pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 def test_values(format, rng):
     given = operands(rng, format)
     y = decoded(layer, *given)
@@ -216,7 +216,7 @@ def test_any_number_of_tokens_is_sorted_before(rng):
     assert_same(exported.call(x, logits, *weights), want, CLOSE)
 
 
-@pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8", "fp8"])
+@pytest.mark.parametrize("format", [None, "mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 @pytest.mark.parametrize("has_up", [True, False])
 def test_what_the_custom_call_gets(has_up, format, rng, monkeypatch):
     """A stand-in for the kernels computes only from operands and attributes of the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,13 +12,27 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation, canonical_precision
+from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.fp8.formats import BLOCK, ROW_BLOCKS, ROWS, TENSOR
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.fp8.scaled.api import scaled_product
 from jax_grouped_gemm._src.quantized import pack
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.format import Codes, Format, Matrix, Parts, ScaleLayout
-from jax_grouped_gemm._src.quantized.reference import UINT8, channel_decode, packed
+from jax_grouped_gemm._src.quantized.format import (
+    Codes,
+    Format,
+    Matrix,
+    Parts,
+    ScaleLayout,
+    register,
+)
+from jax_grouped_gemm._src.quantized.reference import (
+    UINT8,
+    channel_decode,
+    in_groups,
+    largest_finite,
+    packed,
+)
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 F32 = np.dtype(np.float32)
@@ -78,13 +93,54 @@ def _blocks_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
     return (codes.codes.astype(jnp.float32) * scales).astype(dtype)
 
 
+def _power_of_two(exponents: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type((exponents + 127) << 23, jnp.float32)
+
+
+def _each_record(x: jax.Array, matrix: Matrix) -> jax.Array:
+    """Returns numbers of blocks, [ceil(k / 128), ceil(n / 128)], for records [n / 64, k / 64]."""
+    for axis, size in enumerate(matrix):
+        x = jnp.repeat(x, BLOCK // pack.SIDE, axis=axis)
+        x = lax.slice_in_dim(x, 0, cdiv(size, pack.SIDE), axis=axis)
+    return x.T
+
+
 def _blocks_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes, with scales in the layout of the records, [ceil(n / 128), ceil(k / 128)]."""
-    return Parts(_packed_codes(codes.codes), codes.scales.T)
+    """Packs codes, with four numbers for each record: the scale, its high and low part, and zero.
+
+    Kernels read the bits of a code as a bfloat16, which is 2^-120 times the code's value, and
+    multiply it by the sum of two numbers of bfloat16, which is 2^120 times the scale. Scales of a
+    column whose largest is 64 or more are divided by a power of two first, the channel scale.
+
+    A block with a NaN code gets the scale NaN, because kernels decode NaN codes to numbers.
+    """
+    matrix = codes.codes.shape
+    is_nan = jnp.isnan(codes.codes.astype(jnp.float32))
+    for _ in matrix:
+        is_nan = in_groups(is_nan, BLOCK).any(axis=1).T
+    scales = jnp.where(is_nan, np.nan, codes.scales)
+    largest, _ = largest_finite(scales, 0)
+    shift = jnp.maximum(jnp.frexp(largest)[1] - 6, 0)  # [1, ceil(n / 128)]
+    moved = scales * _power_of_two(120 - shift)
+    # The compiler may leave out casts to bfloat16 and back.
+    high = lax.reduce_precision(moved, exponent_bits=8, mantissa_bits=7)
+    low = jnp.where(jnp.isfinite(moved), moved - high, 0)
+    low = lax.reduce_precision(low, exponent_bits=8, mantissa_bits=7)
+    every = [_each_record(x, matrix) for x in (scales, high, low, jnp.zeros_like(low))]
+    channel_scales = jnp.repeat(_power_of_two(shift[0]), BLOCK)[: round_up(matrix[1], pack.SIDE)]
+    return Parts(_packed_codes(codes.codes), jnp.stack(every, axis=-1), channel_scales)
 
 
 def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
-    return Codes(_unpacked_codes(parts.values, matrix), parts.scales.T)
+    step = BLOCK // pack.SIDE
+    return Codes(_unpacked_codes(parts.values, matrix), parts.scales[::step, ::step, 0].T)
+
+
+def _records_decode(parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype) -> jax.Array:
+    """Takes the scale of each record, as kernels do, because slices of matrices may cut blocks."""
+    records = dataclasses.replace(format, scales=ScaleLayout((pack.SIDE, pack.SIDE), F32))
+    codes = Codes(_unpacked_codes(parts.values, matrix), parts.scales[..., 0].T)
+    return _blocks_decode(codes, records, dtype)
 
 
 ROW_SCALINGS = {"fp8_1x128": ROW_BLOCKS, "fp8_row": ROWS, "fp8_tensor": TENSOR}
@@ -161,10 +217,18 @@ FP8 = packed(
     pack=_channel_pack,
     unpack=_channel_unpack,
 )
-BLOCKS = packed(
-    Format("fp8_128x128", UINT8, 8, ScaleLayout((BLOCK, BLOCK), F32), values_rank=3),
-    encode=_blocks_encode,
-    decode=_blocks_decode,
+BLOCKS = register(
+    Format(
+        "fp8_128x128",
+        UINT8,
+        8,
+        ScaleLayout((BLOCK, BLOCK), F32),
+        channel_scales=True,
+        values_rank=3,
+        version=2,
+    ),
+    dequantize=_records_decode,
+    quantize=lambda x, format: _blocks_pack(_blocks_encode(x, format), format),
     pack=_blocks_pack,
     unpack=_blocks_unpack,
 )

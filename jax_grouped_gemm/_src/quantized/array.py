@@ -181,10 +181,15 @@ class QuantizedArray:
 
         Raises:
           NotImplementedError: the format does not pack its values.
+          ValueError: the arrays are slices that cut blocks, whose scales no codes can have.
         """
         unpack = functions_of(self.format).unpack
         if unpack is None:
             raise NotImplementedError(f"arrays of the format {self.format} are not packed")
+        blocks = self.format.scales.block if self.format.scales else (None, None)
+        for size, whole, block in zip(self.matrix, self._whole, blocks, strict=True):
+            if size != whole and size % (block or 1):
+                raise ValueError(f"unpack: slices must hold whole blocks of {block}, got {self}")
         codes = jax.vmap(lambda parts: unpack(parts, self.format, self.matrix))(self._flat())
         return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
 
@@ -197,7 +202,8 @@ class QuantizedArray:
             q = jax.device_put(q, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
 
         Each device then has a `QuantizedArray` of its slice. Slices along k and n must hold whole
-        groups or blocks. In the layout "packed" they must also be multiples of 64.
+        groups or blocks, except blocks of "fp8_128x128" in the layout "packed". In this layout they
+        must be multiples of 64.
 
         Args:
           spec: for the dimensions [..., k, n].

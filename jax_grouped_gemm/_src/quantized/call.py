@@ -21,7 +21,7 @@ STREAMED = "jax_grouped_gemm.streamed_packed_dot.v1"
 DECODED = "jax_grouped_gemm.decoded_packed_dot.v1"
 UNPACK = "jax_grouped_gemm.unpack_matrices.v1"
 
-FORMATS = ("mxfp4", "int4", "int8", "fp8")
+FORMATS = ("mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 
 # The streaming kernel: rows and columns of a tile, and thread blocks on a multiprocessor.
 STREAMED_ROWS = 16

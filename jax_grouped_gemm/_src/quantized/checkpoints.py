@@ -331,8 +331,8 @@ def fp8(
       weight: float8_e4m3fn [..., n, k].
       weight_scale_inv: float32 [..., ceil(n / 128), ceil(k / 128)]. A weight is its value times the
         element for its block.
-      layout: "packed" for products with bfloat16 rows, which dequantise the weights first; or
-        "rows" for products with rows in FP8, such as those of a layer with a recipe.
+      layout: "packed" for products with bfloat16 rows; or "rows" for products with rows in FP8,
+        such as those of a layer with a recipe.
 
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.

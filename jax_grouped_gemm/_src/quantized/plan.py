@@ -153,7 +153,7 @@ PACKED_KERNELS = (
         most_rows=24,
     ),
     _decoding_many(rhs=("mxfp4",), most_rows=1024),
-    _decoding_many(rhs=("int4", "int8", "fp8"), most_rows=512),
+    _decoding_many(rhs=("int4", "int8", "fp8", "fp8_128x128"), most_rows=512),
 )
 """The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
 

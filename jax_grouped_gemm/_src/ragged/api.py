@@ -59,10 +59,10 @@ def ragged_dot(
       lhs: [m, k], floating point, complex or integer; or, for two FP8 operands, a `QuantizedArray`
         of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which has no
-        gradient. Kernels read "mxfp4", "int4", "int8" and "fp8" directly if groups have few rows of
-        bfloat16; otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in
-        FP8, rhs must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or,
-        with `transpose_rhs`, "fp8_row". Such a product has no gradient, and is bfloat16 by default.
+        gradient. Kernels read the layout "packed" directly if groups have few rows of bfloat16;
+        otherwise each call dequantises rhs to the dtype of `lhs`. If both operands are in FP8, rhs
+        must be in the layout "rows", in the format "fp8_128x128", "fp8_tensor", "fp8" or, with
+        `transpose_rhs`, "fp8_row". Such a product has no gradient, and is bfloat16 by default.
         FP8 tensor cores read [g, n, k], so a call first copies [g, k, n] to transpose it.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero. Running
         sums above m count as m. G equals g, or is at least g with `group_offset`.
