@@ -94,15 +94,16 @@ FORMATS = {"mxfp4": "MXFP4", "int4": "int4", "int8": "int8"}
 
 
 def layers_packed() -> str:
+    formats = FORMATS | {"fp8": "FP8 in columns", "fp8_128x128": "FP8 in blocks"}
     names = dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed"))
     rows = []
     for name in names:
-        found = [case("layers_packed", f"{name}/{format}") for format in FORMATS]
+        found = [case("layers_packed", f"{name}/{format}") for format in formats]
         times = [microseconds(found[0], peer) for peer in ("bf16", "dequantised", "ours")]
         layer, _, tokens = name.rpartition("_")
         rows.append([f"`{layer}`, {tokens}", *times, *map(microseconds, found[1:])])
     header = ["layer, tokens", "bfloat16", "MXFP4, dequantised in each call"]
-    header += FORMATS.values()
+    header += formats.values()
     return table([*header[:1], *(f"{x}, us" for x in header[1:])], rows)
 
 
