@@ -41,7 +41,8 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
   // If a group's rows have two tiles of columns, a cluster takes both and shares their rows. With
   // one tile, no other tile reads its rows. With more tiles, clusters share weights instead of
-  // rows. They also do so if half of the second tile is empty, because that is 12 % faster.
+  // rows. Clusters also share weights if at least half of the second tile is empty, which is 12 %
+  // faster.
   constexpr int kColumns = sm90::WideTile::kTileN / 2;
   bool const has_two_tiles = a.n > kColumns + kColumns / 2 && a.n <= 2 * kColumns;
   bool const own_rows = a.rows != nullptr && !has_two_tiles;

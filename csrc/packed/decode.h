@@ -41,7 +41,8 @@ __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b
 }
 
 // Return a half of `x` twice. An instruction on two bfloat16 can read one half of an operand twice,
-// so these functions are no instructions before a multiplication. __byte_perm() would be one.
+// so the compiler makes no instruction of these functions before a multiplication. It would make
+// one of __byte_perm().
 __device__ __forceinline__ uint32_t twice_low(uint32_t x) {
   uint32_t twice;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"

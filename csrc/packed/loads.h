@@ -36,6 +36,7 @@ struct StageConfig {
   static constexpr int kValueBytes = kRecords * kRecordBytes;
   static constexpr int kScaleBytes = kRecords * Of::kSlots * Of::kSlotBytes;
   static constexpr int kGroupBytes = Of::kMayHaveZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
+  static_assert(kValueBytes % 16 == 0 && kGroupBytes % 16 == 0, "bulk copies are of 16 bytes");
   static constexpr int kRowsBytes = kTileM * kRowBytes;  // of a record's part of K
   static constexpr int kStageBytes = kStrips * (kValueBytes + kGroupBytes) + kRecords * kRowsBytes;
 };

@@ -35,14 +35,15 @@ struct Matrices {
   float const* channel_scales = nullptr;
 };
 
-// The scale of a record of FP8 in blocks. `high` + `low`, which are two numbers of bfloat16, is
-// 2^120 times the scale over the channel scale.
+// The scale of a record of FP8 in blocks. The sum of `high` and `low`, which are two numbers of
+// bfloat16, is 2^120 times the scale over the channel scale.
 struct alignas(16) BlockScale {
   float scale;
   float high;
   float low;
   float unused;
 };
+static_assert(sizeof(BlockScale) == 4 * sizeof(float));
 
 // The rows of a tile in decoded_dot().
 constexpr int kFewRows = 32;

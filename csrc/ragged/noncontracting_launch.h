@@ -18,8 +18,8 @@ cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& argument
                                 major(Major::kMN, transpose_rhs)>;
         if constexpr (Config::kRhsMajor == Major::kMN && sizeof(typename Config::Output) == 2 &&
                       Config::kSubtileSlots < Config::kSubtiles) {
-          if (arguments.k <= kFewSteps * Config::kTileK) {
-            using Few = WithWholeTileSlots<Config>;
+          using Few = WithWholeTileSlots<Config>;
+          if (arguments.k <= Few::kMostSteps * Config::kTileK) {
             return launch_tiles<RaggedNoncontracting<Few>>(arguments, stream);
           }
         }

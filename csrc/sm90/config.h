@@ -102,14 +102,15 @@ struct KernelConfig {
 };
 
 // The same kernel with slots for all subtiles of a tile, and fewer stages. This is for tiles of at
-// most kFewSteps steps: their stages hold a whole tile and half of the next one anyway, and their
-// stores wait for slots, because there are few steps between which they can be spread.
+// most kMostSteps steps: their stages hold more than a whole tile anyway, and their stores wait for
+// slots, because there are few steps between which they can be spread.
 template <class Config>
 struct WithWholeTileSlots : Config {
+  static constexpr int kMostSteps = 2;
   static constexpr int kSubtileSlots = Config::kSubtiles;
   static constexpr int kStages = Config::stages_beside(kSubtileSlots);
+  static_assert(kStages > kMostSteps);
 };
-constexpr int kFewSteps = 2;
 
 template <class Config>
 struct SharedStorage {
