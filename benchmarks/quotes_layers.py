@@ -94,7 +94,7 @@ FORMATS = {"mxfp4": "MXFP4", "int4": "int4", "int8": "int8"}
 
 
 def layers_packed() -> str:
-    formats = FORMATS | {"fp8": "FP8 in columns", "fp8_128x128": "FP8 in blocks"}
+    formats = FORMATS | {"fp8": '"fp8"', "fp8_128x128": '"fp8_128x128"'}
     names = dict.fromkeys(name.partition("/")[0] for name in cases("layers_packed"))
     rows = []
     for name in names:

@@ -386,6 +386,43 @@ def test_slices_inside_shard_map(rng):
         )(x, uneven)
 
 
+@pytest.mark.parametrize("name", ["fp8_128x128", "fp8_1x128"])
+def test_slices_of_rows_hold_whole_blocks(rng, name):
+    """Two slices of 100 elements have as many blocks as 200 elements, but other blocks."""
+    x = jgg.quantize(rng.standard_normal((18, 256)).astype(np.float32), "fp8_1x128")
+    q = jgg.quantize(
+        rng.standard_normal((EXPERTS, 256, 200)).astype(np.float32), name, layout="rows"
+    )
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
+    split = P(None, None, "i")
+    with pytest.raises(TypeError, match="slice of a QuantizedArray along n.*multiples of 128"):
+        jax.shard_map(jgg.dequantize, mesh=mesh, in_specs=(q.specs(split),), out_specs=split)(q)
+    if name == "fp8_128x128":
+        with pytest.raises(TypeError, match="slice of a QuantizedArray along n.*multiples of 128"):
+            jax.shard_map(
+                lambda x, q: jgg.ragged_dot(x, q, SIZES),
+                mesh=mesh,
+                in_specs=(x.specs(P()), q.specs(split)),
+                out_specs=P(None, "i"),
+            )(x, q)
+        layer = moe.expert_parallel(
+            jax.make_mesh((1, 2), ("e", "t"), (jax.sharding.AxisType.Auto,) * 2),
+            expert_axis="e",
+            tensor_axis="t",
+            recipe=jgg.Recipe(),
+        )
+        y, routing = routed(rng)
+        shapes = (EXPERTS, EMBED, 200), (EXPERTS, EMBED, 200), (EXPERTS, 200, EMBED)
+        w = [
+            jgg.quantize(rng.standard_normal(s).astype(np.float32), name, layout="rows")
+            for s in shapes
+        ]
+        with pytest.raises(
+            ValueError, match="wi_0.*2 slices along n: each must be a multiple of 128"
+        ):
+            layer(y, routing, *w)
+
+
 @pytest.mark.parametrize("spec", [P(None, "i"), P(None, None, "i")])
 def test_slices_that_cut_blocks(rng, spec):
     """Records have the scales of their blocks, so that slices need not hold whole blocks."""
@@ -398,6 +435,8 @@ def test_slices_that_cut_blocks(rng, spec):
     np.testing.assert_array_equal(jax.jit(split(jgg.dequantize))(q), jgg.dequantize(q))
     with pytest.raises(ValueError, match="unpack: slices must hold whole blocks of 128, got"):
         split(lambda q: q.unpack().scales)(q)
+    with pytest.raises(ValueError, match="to_dict: slices must hold whole blocks of 128, got"):
+        split(lambda q: q.to_dict()["values"])(q)
 
 
 def test_tokens_that_are_split(rng):

@@ -39,7 +39,7 @@ class QuantizedArray:
 
     Attributes:
       values: the elements as the format stores them.
-      scales: scales of groups or blocks, or None.
+      scales: scales of groups or blocks as the format stores them, or None; see `unpack`.
       channel_scales: float32, scales of columns, or None.
       zero_points: uint8, the zero points of groups, or None.
       format: a `Format`, static.
@@ -83,7 +83,7 @@ class QuantizedArray:
         k, n = (checked_int("matrix", size) for size in matrix)
         self._whole = k, n
         self._parts = Parts(values, scales, channel_scales, zero_points)
-        self._check()
+        self.check()
 
     @property
     def values(self) -> Any:
@@ -113,13 +113,14 @@ class QuantizedArray:
             dimensions(self.format).values, shape[-len(whole) :], whole, strict=True
         ):
             if letter and have != full:
-                unit = _unit(self.format, letter)
-                if sizes[letter] != unit * full:
+                units = _units(self.format, letter)
+                of_values, unit = units[0], math.lcm(*units)
+                if sizes[letter] != of_values * full or of_values * have % unit:
                     raise TypeError(
                         f"a slice of a QuantizedArray along {letter} needs sizes in multiples of "
                         f"{unit}, got values {shape} of matrices {self._whole} in {self.format}"
                     )
-                sizes[letter] = unit * have
+                sizes[letter] = of_values * have
         return sizes["k"], sizes["n"]
 
     @property
@@ -177,19 +178,17 @@ class QuantizedArray:
     def unpack(self) -> Codes:
         """Returns the codes [..., k, n], scales and zero points that `from_codes` takes.
 
-        The codes are exact, except in blocks whose scale is NaN.
+        MXFP4 codes are exact, except in groups whose scale is NaN. All other codes are exact. An
+        FP8 code that is NaN makes the scale of its block or column NaN.
 
         Raises:
           NotImplementedError: the format does not pack its values.
-          ValueError: the arrays are slices that cut blocks, whose scales no codes can have.
+          ValueError: the arrays are slices that cut blocks, as those of "fp8_128x128" may.
         """
         unpack = functions_of(self.format).unpack
         if unpack is None:
             raise NotImplementedError(f"arrays of the format {self.format} are not packed")
-        blocks = self.format.scales.block if self.format.scales else (None, None)
-        for size, whole, block in zip(self.matrix, self._whole, blocks, strict=True):
-            if size != whole and size % (block or 1):
-                raise ValueError(f"unpack: slices must hold whole blocks of {block}, got {self}")
+        self._check_blocks("unpack")
         codes = jax.vmap(lambda parts: unpack(parts, self.format, self.matrix))(self._flat())
         return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
 
@@ -236,7 +235,11 @@ class QuantizedArray:
         """Returns plain arrays by name, for checkpoints. "format" is JSON text as uint8.
 
         NumPy cannot read its files if they have arrays of float8_e5m2; Orbax can.
+
+        Raises:
+          ValueError: the arrays are slices that cut blocks.
         """
+        self._check_blocks("to_dict")
         text = json.dumps(as_json(self.format, self.matrix)).encode()
         return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 
@@ -280,7 +283,14 @@ class QuantizedArray:
         rank, count = len(self.leading), math.prod(self.leading)
         return jax.tree.map(lambda x: jnp.reshape(x, (count, *x.shape[rank:])), self._parts)
 
-    def _check(self) -> None:
+    def _check_blocks(self, name: str) -> None:
+        """Raises a `ValueError` if the arrays are slices that cut blocks."""
+        blocks = self.format.scales.block if self.format.scales else (None, None)
+        for size, whole, block in zip(self.matrix, self._whole, blocks, strict=True):
+            if size != whole and size % (block or 1):
+                raise ValueError(f"{name}: slices must hold whole blocks of {block}, got {self}")
+
+    def check(self) -> None:
         """Raises a `TypeError` unless the arrays have the shapes and dtypes of the format."""
         leading = self.leading
         if functions_of(self.format).quantize is None:
@@ -360,30 +370,22 @@ _LONG = 4096
 """A size larger than that of any group, block or record."""
 
 
-def _unit(format: Format, letter: str) -> int:
-    """Returns the number of elements along k or n in the smallest slice of `values`."""
-    values = _parts_of(format, (_LONG, _LONG)).values.shape
-    return _LONG // values[dimensions(format).values.index(letter)]
+def _units(format: Format, letter: str) -> list[int]:
+    """Returns the size of the least slice along k or n of each split array, `values` first."""
+    arrays = zip(dimensions(format), _parts_of(format, (_LONG, _LONG)), strict=True)
+    return [_LONG // x.shape[of.index(letter)] for of, x in arrays if letter in of]
 
 
 def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
     """Raises a `ValueError` unless k and n of the matrices can be split over `devices` slices."""
     if functions_of(q.format).quantize is None:
         return
-    sizes = [size // count for size, count in zip(q.matrix, devices, strict=True)]
-    of_letter = dict(zip("kn", devices, strict=True))
-    whole, local = (_parts_of(q.format, (k, n)) for k, n in (q.matrix, sizes))
-    for letter, size in zip("kn", sizes, strict=True):
-        unit, count = _unit(q.format, letter), of_letter[letter]
-        fits = size * count == q.matrix["kn".index(letter)] and size % unit == 0
-        for letters, x, part in zip(dimensions(q.format), whole, local, strict=True):
-            for dim, each in enumerate(letters):
-                if each == letter:
-                    fits &= part.shape[dim] * count == x.shape[dim]
-        if count > 1 and not fits:
+    for letter, size, count in zip("kn", q.matrix, devices, strict=True):
+        unit = math.lcm(*_units(q.format, letter))
+        if count > 1 and size % (unit * count):
             raise ValueError(
                 f"{name} {q.shape} of the format {q.format} cannot be divided into {count} slices "
-                f"along {letter}: each must be a multiple of {unit}, and of whole groups or blocks"
+                f"along {letter}: each must be a multiple of {unit}"
             )
 
 

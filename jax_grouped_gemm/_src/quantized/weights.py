@@ -143,8 +143,10 @@ def product_of(
     """Returns the function that multiplies quantised rows `lhs` by quantised weights `rhs`.
 
     Raises:
-      TypeError: no such function is registered.
+      TypeError: no such function is registered, or arrays are slices that cut blocks.
     """
+    lhs.check()
+    rhs.check()
     product = functions_of(rhs.format).products.get(function)
     if product is None:
         raise TypeError(
