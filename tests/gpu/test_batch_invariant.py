@@ -156,7 +156,14 @@ def test_layers_in_fp8(name, counts, rng):
 
 
 @pytest.mark.parametrize(
-    "format, counts", [("mxfp4", COUNTS), ("int4", (1, 129, 1024)), ("int8", (1, 1024))]
+    "format, counts",
+    [
+        ("mxfp4", COUNTS),
+        ("int4", (1, 129, 1024)),
+        ("int8", (1, 1024)),
+        ("fp8", (1, 1024)),
+        ("fp8_128x128", (1, 1024)),
+    ],
 )
 def test_layers_of_packed_weights(format, counts, rng):
     of_tokens, matrices = operands(rng, "qwen3")
