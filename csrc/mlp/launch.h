@@ -44,9 +44,8 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   // rows. Clusters also share weights if at least half of the second tile is empty, which is 12 %
   // faster.
   constexpr int kColumns = sm90::WideTile::kTileN / 2;
-  bool const has_two_tiles = a.n > kColumns + kColumns / 2 && a.n <= 2 * kColumns;
-  bool const own_rows = a.rows != nullptr && !has_two_tiles;
-  auto const how = a.rows == nullptr ? Gather::kNone : own_rows ? Gather::kOwn : Gather::kShared;
+  bool const shares_rows = a.n > kColumns + kColumns / 2 && a.n <= 2 * kColumns;
+  auto const how = a.rows == nullptr ? Gather::kNone : shares_rows ? Gather::kShared : Gather::kOwn;
   return OneOf<Gather::kNone, Gather::kShared, Gather::kOwn>{how}([&](auto gathers) {
     return with_config<kType, Major::kMN>(tile, [&](auto config) {
       using Product = GatedProduct<decltype(config), /*kHasUp=*/true, /*kIsGeneral=*/false,

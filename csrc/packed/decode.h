@@ -5,6 +5,8 @@
 // cycles. Left shifts use a second pipe, and instructions on two bfloat16 at once use a third.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
 
 #include "packed/packed.h"
@@ -44,18 +46,12 @@ __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b
 // so the compiler makes no instruction of these functions before a multiplication. It would make
 // one of __byte_perm().
 __device__ __forceinline__ uint32_t twice_low(uint32_t x) {
-  uint32_t twice;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"
-      : "=r"(twice)
-      : "r"(x));
-  return twice;
+  __nv_bfloat162 const twice = __low2bfloat162(reinterpret_cast<__nv_bfloat162 const&>(x));
+  return reinterpret_cast<uint32_t const&>(twice);
 }
 __device__ __forceinline__ uint32_t twice_high(uint32_t x) {
-  uint32_t twice;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }"
-      : "=r"(twice)
-      : "r"(x));
-  return twice;
+  __nv_bfloat162 const twice = __high2bfloat162(reinterpret_cast<__nv_bfloat162 const&>(x));
+  return reinterpret_cast<uint32_t const&>(twice);
 }
 
 // Moves eight e2m1 codes to the bits of a bfloat16's sign, exponent and mantissa. The bfloat16 is

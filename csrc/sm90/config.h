@@ -101,7 +101,7 @@ struct KernelConfig {
   static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };
 
-// The same kernel with slots for all subtiles of a tile, and fewer stages. This is for tiles of at
+// A kernel with slots for all subtiles of a tile, and fewer stages. It is for tiles of at
 // most kMostSteps steps: their stages hold more than a whole tile anyway, and their stores wait for
 // slots, because there are few steps between which they can be spread.
 template <class Config>
