@@ -54,16 +54,18 @@ __device__ __forceinline__ uint32_t twice_high(uint32_t x) {
   return reinterpret_cast<uint32_t const&>(twice);
 }
 
-// Moves eight e2m1 codes to the bits of a bfloat16's sign, exponent and mantissa. The bfloat16 is
-// then 2^-126 times the value of the code.
-__device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
+// Moves the eight e2m1 codes of a step to the bits of a bfloat16's sign, exponent and mantissa. The
+// bfloat16 is then 2^-126 times the value of the code. Each of the words of two steps has the codes
+// of three pairs, and both words together have the last pair of each step.
+template <bool kIsSecond>
+__device__ __forceinline__ void decode_e2m1(uint32_t first, uint32_t second, Fragment& a) {
   constexpr uint32_t kCode = 0x81C081C0;
-  // `y` has the signs and magnitudes of the last two pairs, four bits apart.
-  uint32_t const y = select(0x801C801C, x << 2, x >> 3);
+  uint32_t const x = kIsSecond ? second : first;
+  uint32_t const last = select(0xC180C180, second << 4, first << 2);
   a[0] = x & kCode;
-  a[1] = (x << 3) & kCode;
-  a[2] = (y << 4) & kCode;
-  a[3] = y & kCode;
+  a[1] = (x << 6) & kCode;
+  a[2] = __funnelshift_r(x, x, 6) & kCode;
+  a[3] = (kIsSecond ? __funnelshift_r(last, last, 6) : last) & kCode;
 }
 
 constexpr uint32_t k128 = 0x43004300;  // 128 in bfloat16, twice; last seven bits x make it 128 + x
@@ -87,9 +89,11 @@ __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_
 // Moves four e4m3 numbers other than NaN to the bits of bfloat16, which are then 2^-120 times their
 // values.
 __device__ __forceinline__ void move_e4m3(uint32_t x, uint32_t& first, uint32_t& second) {
-  constexpr uint32_t kSign = 0x80008000, kCode = 0x87F087F0;
-  first = select(kSign, x << 8, x << 4) & kCode;
-  second = select(kSign, x, x >> 4) & kCode;
+  constexpr uint32_t kCode = 0x87F087F0;
+  first = x & kCode;
+  // The second number's sign and last four bits are four places to the right of where a bfloat16
+  // has them, and its other bits are four places to the left.
+  second = select(0x80F080F0, x << 4, x >> 4) & kCode;
 }
 
 __device__ __forceinline__ void decode_e4m3(uint32_t x, uint32_t& first, uint32_t& second) {
@@ -131,7 +135,7 @@ class Record<Format::kMxFp4> {
   template <int kStep>
   __device__ __forceinline__ void decode(Fragment& a) const {
     uint32_t const words[] = {words_.x, words_.y, words_.z, words_.w};
-    decode_e2m1(words[kStep], a);
+    decode_e2m1<kStep % 2 == 1>(words[kStep / 2 * 2], words[kStep / 2 * 2 + 1], a);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t const scale = scales_[i % 2];

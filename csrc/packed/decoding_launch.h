@@ -28,7 +28,7 @@ cudaError_t decoded(Arguments const& a, cudaStream_t stream) {
     }
     return launch_decoding<DecodingConfig<kFormat, false, rows.value>>(a, stream);
   };
-  if constexpr (bits_of(kFormat) < 8) {
+  if constexpr (has_tiles_of_few_rows(kFormat)) {
     if (a.tile_m == kFewRows) return with_rows(std::integral_constant<int, kFewRows>{});
   }
   if (a.tile_m != kManyRows) return kNotCompiled;

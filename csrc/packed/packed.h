@@ -48,6 +48,11 @@ static_assert(sizeof(BlockScale) == 4 * sizeof(float));
 // The rows of a tile in decoded_dot().
 constexpr int kFewRows = 32;
 constexpr int kManyRows = 128;
+// Two thread blocks with tiles of few rows share a multiprocessor. With other formats they would
+// spill registers.
+constexpr bool has_tiles_of_few_rows(Format format) {
+  return bits_of(format) == 4 || format == Format::kFp8;
+}
 
 // The matrices of `product` are not used. `gate` and `up` replace them.
 struct Arguments {
@@ -56,7 +61,7 @@ struct Arguments {
   int group_size;  // int4: 32, 64 or 128 elements along K share a scale
   Matrices gate;
   Matrices up;  // `values` are null if there is no up
-  int tile_m;   // of decoded_dot(): kManyRows or, for 4 bits, kFewRows
+  int tile_m;   // of decoded_dot(): kManyRows or, with has_tiles_of_few_rows(), kFewRows
   // Receives the partial sums of streamed_dot().
   void* workspace;
   int64_t workspace_bytes;

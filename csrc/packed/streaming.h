@@ -275,18 +275,23 @@ struct StreamingRoles {
     constexpr int kBoth = kTeams * kTeamThreads;
     // Lets the second team write its first sums.
     if (team == 0) sm90::arrive_named(kBoth, kSumsTaken);
-    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    sm90::StageIterator<Config::kStages> stage;
+    for (int tile = 0;; ++tile) {
+      sm90::WorkIterator slot = sm90::slot_of(tile);
+      WorkTile const work = sm90::read_work(shared, slot);
+      if (work.k_tiles == sm90::kNoMoreWork) break;
       if (work.k_tiles == 0) {
         if (team == 0) {
           few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads,
                                         shared.sorted.order);
         }
-        return;
+        continue;
       }
       few_rows::with_blocks<Config::kBlocksOfRows>(uniform(work.extent - work.m), [&](auto blocks) {
         compute_blocks<Config, blocks.value>(params, shared, work, stage, team);
       });
-    });
+      __syncwarp();
+    }
     if (team == 1) sm90::sync_named(kBoth, kSumsTaken);
   }
 };

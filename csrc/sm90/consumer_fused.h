@@ -18,11 +18,8 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
   typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
   int const first_row = consumer * kRowsPerConsumer;
-  // Count tiles, because no register is free for the second number of an iterator.
   for (int tile = 0;; ++tile) {
-    WorkIterator slot;
-    slot.stage = tile % kWorkStages;
-    slot.phase = tile / kWorkStages % 2;
+    WorkIterator slot = slot_of(tile);
     shared.work_full[slot.stage].wait(slot.phase);
     WorkTile const& work = shared.work[slot.stage];
     WorkTile steps{};

@@ -102,6 +102,15 @@ __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   return work;
 }
 
+// Returns the slot of a thread block's tile, by the tile's number. A loop that counts tiles keeps
+// one number where an iterator keeps two, so it is for threads without a free register.
+__device__ inline WorkIterator slot_of(int tile) {
+  WorkIterator slot;
+  slot.stage = tile % kWorkStages;
+  slot.phase = tile / kWorkStages % 2;
+  return slot;
+}
+
 // Calls `function(work, stage)` for each tile. The warp reconverges after each call.
 template <class Config, class Shared, class Function>
 __device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {

@@ -28,12 +28,23 @@ def test_serialisation(rng):
         jgg.QuantizedArray.from_dict(arrays)
 
 
+@pytest.mark.parametrize("name, current", [("mxfp4", 2), ("fp8", 2), ("fp8_128x128", 3)])
+def test_earlier_versions_are_refused(rng, name, current):
+    """Their arrays may have the same shapes, with bits in other places."""
+    q = jgg.quantize(rng.standard_normal((2, 128, 128)).astype(np.float32), name)
+    for version in range(1, current):
+        message = f"version {version}.*reads version {current}: quantise the weights again"
+        with pytest.raises(ValueError, match=message):
+            jgg.QuantizedArray.from_dict(_described(q.to_dict(), version=version))
+    assert jgg.QuantizedArray.from_dict(_described(q.to_dict(), version=current)).shape == q.shape
+
+
 def test_the_first_version_of_fp8_in_blocks_is_refused(rng):
     """It had one scale for each block, [ceil(n / 128), ceil(k / 128)], and no channel scales."""
     q = jgg.quantize(rng.standard_normal((2, 128, 128)).astype(np.float32), "fp8_128x128")
     arrays = _described(q.to_dict() | {"scales": np.ones((2, 1, 1), np.float32)}, version=1)
     del arrays["channel_scales"]
-    with pytest.raises(ValueError, match="version 1.*reads version 2: quantise the weights again"):
+    with pytest.raises(ValueError, match="version 1.*reads version 3: quantise the weights again"):
         jgg.QuantizedArray.from_dict(arrays)
 
 

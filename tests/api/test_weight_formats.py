@@ -124,7 +124,7 @@ def test_every_8_bit_code():
 
 def test_where_each_bit_lies(rng):
     matrix = 128, 192
-    for name in ("mxfp4", "int4", "int8"):
+    for name in ("mxfp4", "int4", "int8", "fp8", "fp8_128x128"):
         options = dict(group_size=64, zero_points=False)
         codes, scales, _ = random_codes(rng, name, (1, *matrix), options)
         q = jgg.from_codes(codes, scales, name)
@@ -133,25 +133,27 @@ def test_where_each_bit_lies(rng):
         for row in range(2):
             for column in range(3):
                 record = values[0, column, row]
-                if name == "int8":
-                    found = oracle.record_of_8_bits(record)
+                if name in ("mxfp4", "int4"):
+                    found = oracle.record_of_4_bits(record, interleaved=name == "mxfp4")
                 else:
-                    found = oracle.record_of_4_bits(record, name == "mxfp4")
+                    found = oracle.record_of_8_bits(record, interleaved=name != "int8")
                 place = slice(64 * row, 64 * row + 64), slice(64 * column, 64 * column + 64)
                 np.testing.assert_array_equal(found, bits(codes[0][place]))
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8", "fp8"])
 def test_each_bit_of_a_record_is_used_once(name):
-    count = 8 if name == "int8" else 4
+    count = 4 if name in ("mxfp4", "int4") else 8
     scales = {
         "mxfp4": np.full((1, 2, 64), 127, np.uint8),
         "int4": np.ones((1, 1, 64), BF16),
         "int8": np.ones((1, 64), np.float32),
+        "fp8": np.ones((1, 64), np.float32),
     }[name]
+    dtype = {"int8": np.int8, "fp8": E4M3}.get(name, np.uint8)
     seen = np.zeros((64 * 64 * count // 8,), np.int64)
     for bit in range(count):
-        code = np.full((1, 64, 64), 1 << bit, np.uint8).view(np.int8 if count == 8 else np.uint8)
+        code = np.full((1, 64, 64), 1 << bit, np.uint8).view(dtype)
         values = np.asarray(jgg.from_codes(code, scales, name).values).reshape(-1)
         assert not (seen & values).any()
         seen |= values
@@ -198,6 +200,20 @@ def test_what_a_kernel_makes_of_mxfp4(rng):
         w, lane = divmod(thread, 32)
         scale = 2.0 ** (slots[8 * w + lane // 4, step // 2, pair % 2] - 127)
         assert fragment * scale * channel[column] == want[row, column]
+
+
+@pytest.mark.parametrize("name, scales", [("fp8", (1, 256)), ("fp8_128x128", (1, 4, 2))])
+def test_every_two_fp8_codes_that_share_bits_of_a_word(name, scales):
+    """Codes of columns c and c + 8 interleave. All codes stay as they are, NaN and -0 included."""
+    both = np.arange(1 << 16).reshape(512, 16, 8)
+    codes = np.stack([both >> 8, both & 255], axis=2).reshape(512, 256).astype(np.uint8)
+    q = jgg.from_codes(codes[None].view(E4M3), np.ones(scales, np.float32), name)
+    np.testing.assert_array_equal(bits(q.unpack().codes)[0], codes)
+    # A kernel's bfloat16 is 2^-120 times the value of a code.
+    moved = (oracle.kernel_e4m3(q.values[0]) << 16).view(np.float32).astype(np.float64) * 2.0**120
+    want, is_number = codes.view(E4M3).astype(np.float32), codes % 128 != 127
+    got = moved.astype(np.float32)
+    np.testing.assert_array_equal(bits(got)[is_number], bits(want)[is_number])
 
 
 def test_what_a_kernel_makes_of_fp8_in_blocks(rng):

@@ -12,6 +12,7 @@ from tests.support import weight_formats
 
 BF16 = jnp.bfloat16
 EIGHT_BITS = "int8", "fp8", "fp8_128x128"
+WITHOUT_FEW_ROWS = "int8", "fp8_128x128"
 ALL = "mxfp4", "int4", *EIGHT_BITS
 FORMATS = pytest.mark.parametrize(
     "format, options",
@@ -28,7 +29,7 @@ FORMATS = pytest.mark.parametrize(
     ],
     ids=str,
 )
-# "few" decodes MXFP4 and int4 in tiles of 32 rows. For 8 bits it is the same as "decoded".
+# "few" decodes in tiles of 32 rows. For WITHOUT_FEW_ROWS it is the same as "decoded".
 SCHEDULES = pytest.mark.parametrize("schedule", ["streamed", "few", "decoded"])
 STREAMED_ROWS = 8
 MEAN_ROWS = {"streamed": STREAMED_ROWS, "few": 16, "decoded": 100}
@@ -46,7 +47,7 @@ def groups_for(schedule, rows):
 def is_planned(plan, schedule, format):
     """Returns whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
-    if schedule == "streamed" or format in EIGHT_BITS:
+    if schedule == "streamed" or format in WITHOUT_FEW_ROWS:
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
     return kernel.schedule == "decoded" and (schedule == "decoded" or kernel.tile.tile_m == 32)
 

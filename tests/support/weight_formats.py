@@ -67,40 +67,85 @@ def threads():
                     yield thread, step, pair, half, column, row
 
 
+def e2m1_bits(step: int, pair: int) -> list[tuple[int, int, bool]]:
+    """Returns where the four bits of a code are, from the lowest on.
+
+    A bit has a word of the two steps, a place in a half of the word, and whether the half is the
+    other one than that of the code's element.
+    """
+    own = step % 2
+    if pair == 0:
+        return [(own, 6, False), (own, 7, False), (own, 8, False), (own, 15, False)]
+    if pair == 1:
+        return [(own, 0, False), (own, 1, False), (own, 2, False), (own, 9, False)]
+    if pair == 2:
+        return [(own, 12, False), (own, 13, False), (own, 14, False), (own, 5, True)]
+    if own == 0:
+        return [(0, 4, False), (1, 3, False), (1, 4, False), (1, 11, False)]
+    return [(0, 10, False), (0, 11, False), (1, 10, False), (0, 3, True)]
+
+
 def record_of_4_bits(record, interleaved: bool) -> np.ndarray:
     """Returns the codes [64, 64] of a record of 2048 bytes."""
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(128, 4)
-    signs, rests = (15, 12, 14, 13), (6, 3, 0, 9)
     out = np.full((64, 64), 255, np.uint8)
     for thread, step, pair, half, column, row in threads():
-        x = int(words[thread, step]) >> 16 * half & 0xFFFF
+        places = [(step % 2, 4 * pair + bit, False) for bit in range(4)]
         if interleaved:
-            code = (x >> signs[pair] & 1) << 3 | x >> rests[pair] & 7
-        else:
-            code = x >> 4 * pair & 15
+            places = e2m1_bits(step, pair)
+        code = 0
+        for bit, (word, place, is_other) in enumerate(places):
+            shift = place + 16 * (half != is_other)
+            code |= (int(words[thread, step // 2 * 2 + word]) >> shift & 1) << bit
         out[row, column] = code
     return out
 
 
-def record_of_8_bits(record) -> np.ndarray:
+E4M3_BITS = [(4, 5, 6, 7, 8, 9, 10, 15), (0, 1, 2, 3, 12, 13, 14, 11)]
+"""Where the bits of two codes are in a half of a word, from the lowest on."""
+
+
+def record_of_8_bits(record, interleaved: bool) -> np.ndarray:
     """Returns the bytes [64, 64] of a record of 4096 bytes."""
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(2, 128, 2, 2)
     out = np.full((64, 64), 0, np.uint8)
     for thread, step, pair, half, column, row in threads():
-        word = int(words[step // 2, thread, step % 2, pair // 2])
-        out[row, column] = word >> 8 * (pair % 2 + 2 * half) & 255
+        both = int(words[step // 2, thread, step % 2, pair // 2]) >> 16 * half
+        places = E4M3_BITS[pair % 2] if interleaved else range(8 * (pair % 2), 8 * (pair % 2) + 8)
+        out[row, column] = sum((both >> place & 1) << bit for bit, place in enumerate(places))
     return out
 
 
-def kernel_pairs(words, signs: int = 0x80008000, mask: int = 0x81C081C0) -> list[np.ndarray]:
-    """Decodes words of MXFP4 as a kernel does, into four words of two bfloat16 each."""
-    x, rest = np.asarray(words, np.uint32), mask & ~signs
-    return [
-        x & mask,
-        x << 3 & mask,
-        x << 1 & signs | x << 6 & rest,
-        x << 2 & signs | x >> 3 & rest,
-    ]
+def kernel_pairs(words) -> list[np.ndarray]:
+    """Decodes words [threads, 4] of MXFP4 as a kernel does, into two bfloat16 for each pair."""
+    x, mask = np.asarray(words, np.uint32), np.uint32(0x81C081C0)
+
+    def rotated(x):
+        return x >> np.uint32(6) | x << np.uint32(26)
+
+    of_second = np.uint32(0xC180C180)
+    last = x[:, 1::2] << np.uint32(4) & of_second | x[:, ::2] << np.uint32(2) & ~of_second
+    both = np.stack([last, rotated(last)], axis=-1).reshape(x.shape)
+    return [each & mask for each in (x, x << np.uint32(6), rotated(x), both)]
+
+
+def kernel_e4m3(values) -> np.ndarray:
+    """Returns the bfloat16, as uint32 [k, n], that a kernel moves the bits of FP8 codes to.
+
+    Args:
+      values: the records of a matrix, [n / 64, k / 64, 4096].
+    """
+    values = np.asarray(values)
+    columns, rows = values.shape[:2]
+    x = values.view("<u4").reshape(columns, rows, 2, 128, 2, 2)
+    mask, moved_left = np.uint32(0x87F087F0), np.uint32(0x80F080F0)
+    second = x << np.uint32(4) & moved_left | x >> np.uint32(4) & ~moved_left
+    words = x & mask, second & mask
+    out = np.zeros((rows, 64, columns, 64), np.uint32)
+    for thread, step, pair, half, column, row in threads():
+        word = words[pair % 2][:, :, step // 2, thread, step % 2, pair // 2]
+        out[:, row, :, column] = (word >> np.uint32(16 * half) & np.uint32(0xFFFF)).T
+    return out.reshape(64 * rows, 64 * columns)
 
 
 def in_bfloat16(x) -> np.ndarray:

@@ -8,15 +8,20 @@ first operand. A thread has eight codes in each step, as four pairs. Pair j has 
 16 w + r + 8 (j % 2), and its elements 2 t + 8 (j // 2) and the next one are the low and the high
 half of a register.
 
-Codes of 4 bits fill one word in each step, and the four words of a thread are contiguous. Codes of
-8 bits fill two words in each step, one for pairs 0 and 1 and one for pairs 2 and 3. The first half
-of such a record holds steps 0 and 1 and the second half steps 2 and 3, so that loads of 16 bytes
-for each thread have no bank conflicts.
+Codes of 4 bits fill one word in each step, and the four words of a thread are contiguous. In MXFP4,
+bits interleave, and two words hold the codes of two steps.
+
+Codes of 8 bits fill two words in each step, one for pairs 0 and 1 and one for pairs 2 and 3. The
+first half of such a record holds steps 0 and 1 and the second half steps 2 and 3, so that loads of
+16 bytes for each thread have no bank conflicts. In FP8, the bits of every two consecutive bytes
+interleave, see fp8/weight_formats.py.
 
 Matrices are padded to multiples of 64 with codes that decode to zero.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +32,39 @@ from jax_grouped_gemm._src.arrays import cdiv, round_up
 SIDE = 64
 """Columns and rows of a record."""
 
-# In MXFP4 the bits of four codes interleave in each half of a word. For pair j, these are the
-# places of the sign and of the lowest of the other three bits. Kernels then need only three masks
-# and shifts to move each pair to the sign, exponent and mantissa of a bfloat16.
-_E2M1_SIGN = (15, 12, 14, 13)
-_E2M1_REST = (6, 3, 0, 9)
+
+class _Field(NamedTuple):
+    """Consecutive bits of the codes of a pair, and where they are in the words of two steps."""
+
+    step: int  # 0 or 1, of the codes
+    pair: int
+    low: int  # the lowest of the bits
+    mask: int
+    word: int  # 0 or 1
+    place: int  # in a half of the word
+    crosses: bool = False  # whether the low code is in the high half, and the high code in the low
+
+
+_INT4 = [_Field(step, j, 0, 0xF, step, 4 * j) for step in range(2) for j in range(4)]
+
+# In MXFP4 the bits of codes interleave, so that shifts, rotations and masks move a pair to the
+# sign, exponent and mantissa of a bfloat16. Each word has pairs 0 to 2 of its step: in their
+# places, 6 bits to the right, and rotated to the left by 6 bits. Kernels merge the other bits of
+# both words. They are then pair 3 of the first step, and that of the second step rotated by 6 bits.
+_E2M1 = [
+    *(_Field(step, 0, 3, 1, step, 15) for step in range(2)),
+    *(_Field(step, 0, 0, 7, step, 6) for step in range(2)),
+    *(_Field(step, 1, 3, 1, step, 9) for step in range(2)),
+    *(_Field(step, 1, 0, 7, step, 0) for step in range(2)),
+    *(_Field(step, 2, 3, 1, step, 5, True) for step in range(2)),
+    *(_Field(step, 2, 0, 7, step, 12) for step in range(2)),
+    _Field(0, 3, 3, 1, 1, 11),
+    _Field(0, 3, 1, 3, 1, 3),
+    _Field(0, 3, 0, 1, 0, 4),
+    _Field(1, 3, 3, 1, 0, 3, True),
+    _Field(1, 3, 2, 1, 1, 10),
+    _Field(1, 3, 0, 3, 0, 10),
+]
 
 # The dimensions of a record, see above: step, half of the step, t, low or high along k; and warp w,
 # half of its columns, r along n.
@@ -64,13 +97,6 @@ def _record_shape(matrix: tuple[int, int]) -> tuple[int, int]:
     return cdiv(n, SIDE), cdiv(k, SIDE)
 
 
-def _bit_places(fp4: bool) -> list[list[tuple[int, int, int]]]:
-    """Returns for each pair the fields of its codes: lowest bit, mask, and place in a half word."""
-    if not fp4:
-        return [[(0, 0xF, 4 * j)] for j in range(4)]
-    return [[(3, 1, _E2M1_SIGN[j]), (0, 7, _E2M1_REST[j])] for j in range(4)]
-
-
 def pack4(codes: jax.Array, *, fp4: bool, fill: int = 0) -> jax.Array:
     """Packs codes of 4 bits into records, uint8 [N/64, K/64, 2048].
 
@@ -80,26 +106,27 @@ def pack4(codes: jax.Array, *, fp4: bool, fill: int = 0) -> jax.Array:
       fill: the code of padding.
     """
     x = _to_threads(codes, fill).astype(jnp.uint16)
-    half = jnp.zeros((*x.shape[:6], 2), jnp.uint16)
-    for j, fields in enumerate(_bit_places(fp4)):
-        for low, mask, place in fields:
-            half |= ((x[..., j // 2, j % 2, :] >> low) & mask) << place
-    each = jnp.stack([half & 0xFF, half >> 8], axis=-1).astype(jnp.uint8)
+    x = x.reshape(*x.shape[:5], 2, 2, 4, 2)  # two steps, step, pair, low or high
+    words = [jnp.zeros((*x.shape[:6], 2), jnp.uint16) for _ in range(2)]
+    for f in _E2M1 if fp4 else _INT4:
+        bits = ((x[..., f.step, f.pair, :] >> f.low) & f.mask) << f.place
+        words[f.word] |= bits[..., ::-1] if f.crosses else bits
+    halves = jnp.stack(words, axis=-2)
+    each = jnp.stack([halves & 0xFF, halves >> 8], axis=-1).astype(jnp.uint8)
     return each.reshape(*x.shape[:2], 2048)
 
 
 def unpack4(values: jax.Array, matrix: tuple[int, int], *, fp4: bool) -> jax.Array:
     """Returns the codes that `pack4` packed."""
-    each = values.reshape(*_record_shape(matrix), 4, 8, 4, 4, 2, 2).astype(jnp.uint16)
-    half = each[..., 0] | each[..., 1] << 8
-    pairs = []
-    for fields in _bit_places(fp4):
-        code = jnp.zeros_like(half)
-        for low, mask, place in fields:
-            code |= ((half >> place) & mask) << low
-        pairs.append(code)
-    split = jnp.stack(pairs, axis=-2).astype(jnp.uint8)  # ..., step, pair, low or high
-    return _of_threads(split.reshape(*split.shape[:6], 2, 2, 2), matrix)
+    each = values.reshape(*_record_shape(matrix), 4, 8, 4, 2, 2, 2, 2).astype(jnp.uint16)
+    halves = each[..., 0] | each[..., 1] << 8  # ..., two steps, word, half
+    codes = [[jnp.zeros_like(halves[..., 0, :]) for _ in range(4)] for _ in range(2)]
+    for f in _E2M1 if fp4 else _INT4:
+        half = halves[..., f.word, :]
+        bits = ((half[..., ::-1] if f.crosses else half) >> f.place) & f.mask
+        codes[f.step][f.pair] |= bits << f.low
+    split = jnp.stack([jnp.stack(pairs, axis=-2) for pairs in codes], axis=-3).astype(jnp.uint8)
+    return _of_threads(split.reshape(*split.shape[:5], 4, 2, 2, 2), matrix)
 
 
 def pack8(codes: jax.Array) -> jax.Array:

@@ -108,7 +108,7 @@ class PackedKernel(TiledKernel):
 
 DECODED_COLUMNS = 256
 # Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows.
-_SMALL_TILE_FORMATS = "mxfp4", "int4"
+_SMALL_TILE_FORMATS = "mxfp4", "int4", "fp8"
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
@@ -124,7 +124,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _SMALL_TILE_PLACES:
         return False
-    is_short = k <= 2048 and problem.format.name in _SMALL_TILE_FORMATS
+    is_short = k <= 2048 and problem.format.bits == 4
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 

@@ -270,7 +270,15 @@ def packed(format: Format, *, encode, decode, pack, unpack, **options) -> Format
 UINT8 = np.dtype(np.uint8)
 
 packed(
-    Format("mxfp4", UINT8, 4, ScaleLayout((32, 1), UINT8), channel_scales=True, values_rank=3),
+    Format(
+        "mxfp4",
+        UINT8,
+        4,
+        ScaleLayout((32, 1), UINT8),
+        channel_scales=True,
+        values_rank=3,
+        version=2,
+    ),
     encode=mxfp4_encode,
     decode=mxfp4_decode,
     pack=mxfp4_pack,
