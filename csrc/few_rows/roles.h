@@ -57,14 +57,14 @@ struct FewRowsRoles {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int) {
-    GroupSizes const groups = read_groups(params, shared.groups);
+    GroupSizes const groups = read_groups(params.pairs.groups, params.groups, shared.groups);
     NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
         groups, params.columns, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
-    if (warp == 1) sort_pairs(params, shared.groups);
+    if (warp == 1) sort_pairs(params.pairs.groups, params.groups, shared.groups);
     sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage);

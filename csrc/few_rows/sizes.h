@@ -58,9 +58,9 @@ __device__ inline void place_pairs(int const* group_of, int pairs, int groups, G
 // Sorts the pairs of a product. One of the warps that bring rows calls this before it knows any
 // rows. If the warp that schedules had this code, each launch would take up to 2 us longer with a
 // cold instruction cache, even if nothing is sorted.
-__device__ inline void sort_pairs(Product const& params, Groups& shared) {
-  if (params.pairs.groups == nullptr) return;
-  place_pairs(params.pairs.groups, params.groups.rows, params.groups.groups, shared,
+__device__ inline void sort_pairs(int const* group_of, GroupSizes const& groups, Groups& shared) {
+  if (group_of == nullptr) return;
+  place_pairs(group_of, groups.rows, groups.groups, shared,
               [&](int pair, int place) { shared.order[place] = pair; });
   sm90::arrive_named(2 * kWarpSize, kPairsSorted);
 }
@@ -68,9 +68,8 @@ __device__ inline void sort_pairs(Product const& params, Groups& shared) {
 // Returns the groups, with sizes in shared memory if there is room. The warp that schedules calls
 // this. Other warps need no barrier for the order of pairs, because they read it only after they
 // have received a tile from this warp.
-__device__ inline GroupSizes read_groups(Product const& params, Groups& shared) {
-  GroupSizes groups = params.groups;
-  bool const sorts = params.pairs.groups != nullptr;
+__device__ inline GroupSizes read_groups(int const* group_of, GroupSizes groups, Groups& shared) {
+  bool const sorts = group_of != nullptr;
   if (!sorts && groups.groups > kGroupsAtOnce) return groups;
   int const offset = __ldg(groups.offset);
   if (sorts) {

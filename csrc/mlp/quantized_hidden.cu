@@ -7,7 +7,6 @@
 #include "quantize/format.h"
 #include "quantize/octet.h"
 #include "quantize/scale_rule.h"
-#include "sm90/dependent_launch.h"
 
 namespace jgg::mlp {
 namespace {
@@ -91,8 +90,6 @@ struct Block {
 template <ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_hidden_kernel(QuantizedHidden arguments, GatedFunction function, bool power_of_two) {
-  sm90::let_next_begin();
-  sm90::await_previous();
   Projections const& p = arguments.projections;
   int const blocks = p.blocks(), pitch = p.pitch();
   Position const at(arguments.count ? min(p.rows, __ldg(arguments.count)) : p.rows, blocks);
@@ -194,8 +191,9 @@ cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const&
                             cudaStream_t stream) {
   GatedFunction const function(arguments.projections.activation);
   return launch(format, arguments.projections, [&](auto fp8, auto aligned, int grid) {
-    return sm90::launch_after(arguments.follows, quantize_hidden_kernel<fp8.value, aligned.value>,
-                              grid, kThreads, stream, arguments, function, format.power_of_two);
+    quantize_hidden_kernel<fp8.value, aligned.value>
+        <<<grid, kThreads, 0, stream>>>(arguments, function, format.power_of_two);
+    return cudaGetLastError();
   });
 }
 

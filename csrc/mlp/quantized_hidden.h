@@ -41,7 +41,6 @@ struct QuantizedHidden {
   int const* count;
   uint8_t* q;
   float* scale;
-  bool follows = false;  // whether the previous kernel, which writes projections, may still run
 };
 
 // Computes the gradients of gate and of up, [rows, columns] each, from dh [rows, columns], the

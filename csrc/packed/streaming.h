@@ -245,7 +245,8 @@ struct StreamingRoles {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int rank) {
-    GroupSizes const groups = few_rows::read_groups(params, shared.sorted);
+    GroupSizes const groups =
+        few_rows::read_groups(params.pairs.groups, params.groups, shared.sorted);
     auto const schedule_of = [&](int cluster, int clusters) {
       return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
                              EvenAssignment>(groups, params.columns, params.k, cluster, clusters);
@@ -257,7 +258,7 @@ struct StreamingRoles {
   // the warps that multiply. A thread block adds partial sums only in its last tile that has a
   // product.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
-    if (warp == 1) few_rows::sort_pairs(params, shared.sorted);
+    if (warp == 1) few_rows::sort_pairs(params.pairs.groups, params.groups, shared.sorted);
     sm90::await_previous();
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage, shared.sorted.order);

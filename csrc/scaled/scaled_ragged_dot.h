@@ -49,9 +49,6 @@ struct ScaledArguments {
   bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
   bool fast_accumulation;  // channel_scaled_noncontracting: only the tensor cores add
   int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
-  // Kernels for groups of few rows: whether the previous kernel of the stream, which may write all
-  // operands except weights, may still run when this kernel begins.
-  bool follows = false;
 };
 
 // All functions return kNotCompiled if there is no such kernel.

@@ -19,7 +19,7 @@ cudaError_t scaled_noncontracting_swapped(TileConfig config, ScaledArguments con
         using Config =
             SwappedScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileM, Tile::kTileN>;
         using Roles = SwappedScaledRoles<SwappedScaledNoncontracting<Config>>;
-        return launch<Roles>(arguments, stream, arguments.follows);
+        return launch<Roles>(arguments, stream);
       },
       OneTileOf<ScaledSwappedTiles>{config}, RhsTypes<kType>{arguments.rhs_type});
 }

@@ -195,6 +195,9 @@ concept SwappedScaledProblem = AnyProblem<P> && LoadsScales<P> && StoresTiles<P>
                                  } -> std::convertible_to<float>;
                                  { params.out_type } -> std::convertible_to<ElementType>;
                                };
+// Whether warps bring the rows of such a problem together with their scales.
+template <class P>
+constexpr bool kBringsRows = requires { requires P::kBringsRows; };
 template <class P>
 concept SwappedSplitProblem =
     AnyProblem<P> && requires(typename P::Params const& params, WorkTile const& work, int k_tile,

@@ -58,14 +58,13 @@ cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_u
 
 // Builds the kernel's parameters from `arguments`, then launches it.
 template <class Role, class Arguments>
-cudaError_t launch(Arguments const& arguments, cudaStream_t stream, bool follows = false) {
+cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   using Problem = typename Role::Problem;
   static_assert(MadeFrom<Problem, Arguments>);
   typename Role::Params params;
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
-  return launch_persistent<Role>(params, Problem::max_units(arguments), arguments.max_sms, stream,
-                                 follows);
+  return launch_persistent<Role>(params, Problem::max_units(arguments), arguments.max_sms, stream);
 }
 
 }  // namespace jgg::sm90

@@ -4,7 +4,6 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "sm90/dependent_launch.h"
 #include "sm90/mainloop/swapped_scaled.h"
 #include "sm90/scaled_loading.h"
 #include "sm90/tile_roles.h"
@@ -37,13 +36,9 @@ struct SwappedScaledRoles : ScaledLoading<TileRoles<Problem>, SwappedScaledMainl
   static constexpr int kBlocks = kSwappedBlocks;
   static_assert(sizeof(Shared) <= Config::kSharedMemory, "the stages leave no room for the ring");
 
-  // All threads wait for the previous kernel, which may write the sizes of groups and all operands
-  // except weights. The statements before that wait take most of the time of a block's start.
   __device__ static void initialize(Params const& params, Shared& shared) {
-    let_next_begin();
     prefetch_first(params);
     Base::initialize(params, shared);
-    await_previous();
   }
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {

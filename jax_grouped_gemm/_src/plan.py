@@ -25,6 +25,7 @@ Schedule = Literal[
     "pingpong",
     "stream_k",
     "swapped",
+    "quantizing",
     "few_rows",
     "triangular",
     "fine",

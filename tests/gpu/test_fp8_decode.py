@@ -1,7 +1,9 @@
-"""FP8 layers of few tokens, whose first kernel sorts and quantises the tokens.
+"""FP8 layers of few tokens, whose kernels sort and quantise the tokens.
 
 Results have the bits of kernels on sorted rows, which other tests compare with float64.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from jax_grouped_gemm._src.mlp.decode.plan import MOST_EXPERTS, MOST_PAIRS
 from jax_grouped_gemm._src.mlp.fp8.decode import primitive
 from jax_grouped_gemm._src.mlp.fp8.decode.operands import Fp8DecodeOperands
+from jax_grouped_gemm._src.mlp.fp8.decode.plan import MOST_ROWS
 from jax_grouped_gemm._src.mlp.operands import DecodeOperands
 from tests.support.fp8_decode import check_bits, random_layer, static_layer
 
@@ -19,7 +22,8 @@ def test_random_layers(rng):
     for _ in range(40):
         top_k = int(rng.integers(1, 11))
         tokens = int(rng.integers(1, MOST_PAIRS // top_k + 1))
-        experts = int(rng.integers(-(-tokens * top_k // 16), MOST_EXPERTS + 1))
+        least = math.ceil(tokens * top_k / MOST_ROWS)
+        experts = int(rng.integers(least, MOST_EXPERTS + 1))
         y = check_bits(
             rng,
             str(rng.choice(["silu", "swiglu_oai", "gelu_tanh"])),
@@ -35,23 +39,24 @@ def test_random_layers(rng):
 
 
 @pytest.mark.parametrize(
-    "experts, top_k, embed, hidden",
-    [(128, 8, 2048, 768), (32, 8, 7168, 512), (32, 4, 2880, 2880)],
+    "experts, top_k, embed, hidden, most",
+    [(128, 8, 2048, 768, 16), (32, 8, 7168, 512, 6), (32, 4, 2880, 2880, 12)],
     ids=["qwen3", "dsv3", "gptoss"],
 )
-@pytest.mark.parametrize("tokens", [1, 3, 16])
-def test_layers_of_models(tokens, experts, top_k, embed, hidden, rng):
+@pytest.mark.parametrize("tokens", [1, 3, None])
+def test_layers_of_models(tokens, experts, top_k, embed, hidden, most, rng):
     """Layers have many tiles and steps, and kernels of repeated runs overlap."""
-    sizes = dict(tokens=tokens, top_k=top_k, embed=embed, hidden=hidden)
+    sizes = dict(tokens=tokens or most, top_k=top_k, embed=embed, hidden=hidden)
     y = check_bits(rng, experts=experts, local=experts, repeats=20, **sizes)
     assert y.any()
 
 
 def test_many_rows_of_one_expert(rng):
     """All pairs have the same expert, so one group has several tiles of rows."""
-    sizes = dict(experts=8, local=8, tokens=128, top_k=1, embed=256, hidden=256)
+    experts = 128
+    sizes = dict(experts=experts, local=8, tokens=128, top_k=1, embed=256, hidden=256)
     operands, recipe = random_layer(rng, **sizes)
-    static = static_layer(operands.given, recipe, 8)
+    static = static_layer(operands.given, recipe, experts)
     for expert in (0, 7):
         given = DecodeOperands(
             operands.given.x,
@@ -61,8 +66,9 @@ def test_many_rows_of_one_expert(rng):
             jnp.zeros(1, jnp.int32),
         )
         of = Fp8DecodeOperands(given, operands.quantized)
+        assert primitive.is_taken(of, experts, static)
         got, want = (
-            np.asarray(jax.jit(lambda of, run=run: run(of, 8, static))(of)).view(np.uint16)
+            np.asarray(jax.jit(lambda of, run=run: run(of, experts, static))(of)).view(np.uint16)
             for run in (primitive.mlp, primitive.sorted_mlp)
         )
         np.testing.assert_array_equal(got, want)

@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.mlp.operands import DecodeOperands, ExpertWeights
 from tests.support.decode import Decoding
 
 BF16, F32 = jnp.bfloat16, jnp.float32
-T, D, F, E, TOP = 12, 128, 208, 8, 2
+T, D, F, E, TOP = 12, 128, 208, 16, 2
 
 
 def operands(rng, recipe=None):

@@ -93,7 +93,11 @@ class SwappedEpilogue {
         return pack(type_, pair[0] * scales[i % 2], pair[1] * scales[i % 2]);
       };
       auto& target = *reinterpret_cast<cute::uint128_t*>(to + down * Config::kBoxBytes);
-      cute::SM90_U16x8_STSM_T::copy(two(0), two(1), two(2), two(3), target);
+      if constexpr (kRows == Config::kBoxRows) {
+        cute::SM90_U16x4_STSM_T::copy(two(0), two(1), target);
+      } else {
+        cute::SM90_U16x8_STSM_T::copy(two(0), two(1), two(2), two(3), target);
+      }
     }
   }
 

@@ -36,7 +36,7 @@ class SwappedScaledMainloop {
  public:
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int) {
-    int const rows = rows_of<Config>(work);
+    int const rows = kBringsRows<Problem> ? 0 : rows_of<Config>(work);
     int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -44,9 +44,11 @@ class SwappedScaledMainloop {
       full.arrive_and_expect_tx(Config::kRhsBytes + boxes * Config::kBoxBytes);
       BoxLoader<1> const loader(full.address(), 0);
       Problem::load_rhs(params, work, k_tile, loader, shared.rhs[stage.stage], false);
-      for (int box = 0; box < boxes; ++box) {
-        Problem::load_lhs(params, work, k_tile, box * Config::kBoxRows, loader,
-                          shared.lhs[stage.stage] + box * Config::kBoxBytes);
+      if constexpr (!kBringsRows<Problem>) {
+        for (int box = 0; box < boxes; ++box) {
+          Problem::load_lhs(params, work, k_tile, box * Config::kBoxRows, loader,
+                            shared.lhs[stage.stage] + box * Config::kBoxBytes);
+        }
       }
     }
   }
@@ -82,10 +84,11 @@ class SwappedScaledMainloop {
     Products<kRows> products;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
+      if constexpr (kBringsRows<Problem>) shared.scales_full[stage.stage].wait(stage.phase);
       issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
                    advance(lhs, stage.stage * Config::kLhsBytes), products);
       // Scales do not come by TMA, and often come later than the stage.
-      shared.scales_full[stage.stage].wait(stage.phase);
+      if constexpr (!kBringsRows<Problem>) shared.scales_full[stage.stage].wait(stage.phase);
       float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(products);

@@ -18,8 +18,10 @@ constexpr int kWorkReserve = 1024;          // the ring of work tiles and its ba
 constexpr int kMultiprocessor = 228 << 10;  // its bytes of shared memory
 constexpr int kSystemReserve = 1 << 10;     // of these, what the system takes for a block
 
-// A tile has at most kTileM rows and kTileN columns.
-template <class Lhs_, class Rhs_, int kTileM_, int kTileN_>
+// A tile has at most kTileM rows and kTileN columns. kBlocks blocks share a multiprocessor, and
+// kMore is what a kernel takes of shared memory besides SwappedScaledStorage.
+template <class Lhs_, class Rhs_, int kTileM_, int kTileN_, int kBlocks = kSwappedBlocks,
+          int kMore = 0>
 struct SwappedScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -49,9 +51,10 @@ struct SwappedScaledConfig {
   // The bytes of shared memory through which a consumer stores its results.
   static constexpr int kSubtileBytes = kTileM * kRowBytes;
 
-  static constexpr int kSharedMemory = kMultiprocessor / kSwappedBlocks - kSystemReserve;
-  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kSubtileBytes) /
-                                 (kLhsBytes + kRhsBytes + kScaleBytes + 3 * sizeof(Barrier));
+  static constexpr int kSharedMemory = kMultiprocessor / kBlocks - kSystemReserve;
+  static constexpr int kStages =
+      (kSharedMemory - kWorkReserve - kMore - kConsumers * kSubtileBytes) /
+      (kLhsBytes + kRhsBytes + kScaleBytes + 3 * sizeof(Barrier));
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
 

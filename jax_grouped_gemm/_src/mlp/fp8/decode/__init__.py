@@ -1,1 +1,1 @@
-"""FP8 layers of few tokens: one custom call, whose first kernel sorts and quantises tokens."""
+"""FP8 layers of few tokens: one custom call, whose kernels sort and quantise tokens."""

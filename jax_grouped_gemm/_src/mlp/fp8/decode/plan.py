@@ -1,4 +1,4 @@
-"""Plans FP8 layers of few tokens, whose first kernel sorts and quantises tokens."""
+"""Plans FP8 layers of few tokens, whose kernels sort and quantise tokens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,33 @@ from jax_grouped_gemm._src.mlp.fp8.decode.operands import Fp8DecodeOperands
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import unfused_reason
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.problem import MlpProblem
-from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, Plan
+from jax_grouped_gemm._src.plan import (
+    AS_ASKED,
+    COMPOSED,
+    Plan,
+    TileConfig,
+    TiledKernel,
+    always,
+)
 from jax_grouped_gemm._src.ragged.plan import plan_product
 
-SORTS = "the first kernel sorts tokens by expert and quantises them"
+SORTS = "the kernels sort tokens by expert, and quantise the rows that they read"
+
+KERNEL = TiledKernel(
+    tile=TileConfig(tile_m=8, tile_n=128, cluster=1),
+    schedule="quantizing",
+    record=("h200_moe_decode.json", "qwen3_30b_1/moe_forward"),
+    lhs=("bfloat16",),
+    rhs=("float8_e4m3fn",),
+    blocks=2,
+    in_order=always,
+)
+"""The kernel of both products. It has the bits of the swapped kernel."""
+
+MOST_ROWS = 1.5
+"""The most rows of an expert on average. With more rows, quantising them again for each 128 columns
+takes longer than a kernel that only quantises (docs/notes/decode.md)."""
+_ANOTHER = "groups of this many rows, or rows of this length, have another kernel"
 
 
 class Fp8DecodeProblem(MlpProblem[Fp8DecodeOperands]):
@@ -53,22 +76,26 @@ def plan_decode(problem: Fp8DecodeProblem, target: Target) -> MlpPlan:
         return composed("the kernels add no biases")
     if {given.x.dtype, layer.dtypes.projections, layer.dtypes.out} != {np.dtype(jnp.bfloat16)}:
         return composed("the kernels take tokens of bfloat16, and return bfloat16")
+    if layer.tiles.forward is not None:
+        return composed("kernels that quantise their rows have one tile")
     products = _products(problem, target)
     hidden = jax.ShapeDtypeStruct(products[0].problem.shape("mn"), jnp.bfloat16)
     if reason := unfused_reason("quantize_hidden", layer.hidden_layer, [hidden]):
         return composed(reason)
     if any(of.kernel_problem != of.problem or not _is_swapped(of) for of in products):
-        return composed("groups of this many rows, or rows of this length, have another kernel")
+        return composed(_ANOTHER)
+    if given.chosen.size > MOST_ROWS * sizes[-1]:
+        return composed(_ANOTHER)
     notes = (
-        f"{name}: {of.kernel.name}, {of.prediction}"
+        f"{name}: {of.prediction}"
         for name, of in zip(("gate and up", "down"), products, strict=True)
     )
     return MlpPlan(
         problem,
-        products[0].kernel,
+        KERNEL,
         kernel_problem=problem,
         notes=(SORTS, *notes),
-        epilogue=f"{layer.hidden_layer.activation}(gate) * up * weights, in a kernel of its own",
+        epilogue=f"{layer.hidden_layer.activation}(gate) * up * weights, in the product of down",
         target=target,
     )
 
