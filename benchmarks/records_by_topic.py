@@ -29,7 +29,7 @@ RECORDS = {
     "layers_fp8": ("h200_moe_fp8",),
     "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
-    "layers_packed": ("h200_weight_only", "h200_weight_only_120b", "h200_weight_only_64k"),
+    "layers_packed": stems("h200_weight_only") + stems("h200_weight_only_[!h]*"),
     "layers_packed_peers": stems("h200_weight_only_humming*"),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
@@ -45,7 +45,7 @@ RECORDS = {
     "h100_layers": ("h100_moe",),
     # Layers of about the same commit as those of the H100.
     "h200_layers": ("h200_moe",),
-    "layers_fine": ("h200_moe_fine",),
+    "layers_fine": ("h200_moe_fine", "h200_moe_fine_2"),
 }
 MIB, GIB = 2**20, 2**30
 

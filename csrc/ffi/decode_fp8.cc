@@ -1,5 +1,5 @@
 // The binding of an FP8 layer of few tokens: checks the buffers, reads the sizes, and launches
-// three kernels. The last two may begin while the previous one runs.
+// three kernels. The second and the third may each begin while the kernel before it runs.
 #include <string>
 
 #include "ffi/bindings.h"
@@ -25,7 +25,8 @@ struct Quantized {
   Floats scales;
 };
 
-// Returns the arguments of a product of matrices, except those of its rows and its result.
+// Checks matrices [local_groups, n, k]. Returns the arguments of their product, without those of
+// rows, pairs and the result.
 mlp::QuantizingArguments product(Call& call, char const* name, Quantized const& matrices,
                                  GroupSizes const& groups, int n, int k) {
   mlp::QuantizingArguments a{};
@@ -43,8 +44,9 @@ mlp::QuantizingArguments product(Call& call, char const* name, Quantized const& 
   return a;
 }
 
-// Computes y [tokens, D]. `wi` has the matrices of gate and up, in the layout of projections, and
-// `wo` those of down. All results except y are buffers between kernels.
+// Computes y [tokens, D]. `wi` has the matrices of gate and up, in the layout of projections
+// (mlp/quantized_hidden.h), and `wo` those of down. All results except y are buffers between
+// kernels.
 ffi::Error decode_fp8_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> experts,
                           Floats weights, Sizes group_offset, ffi::AnyBuffer wi, Floats wi_scales,
                           ffi::AnyBuffer wo, Floats wo_scales, Result y, ffi::Result<Sizes> places,
@@ -57,9 +59,9 @@ ffi::Error decode_fp8_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi
   }
   auto const [local_groups, wo_d, f] = call.size<3>("wo", wo);
   int const groups = call.get<int32_t>("groups");
-  if (groups > mlp::Pairs::kMostGroups) {
-    call.fail("kernels that sort pairs take up to " + std::to_string(mlp::Pairs::kMostGroups) +
-              " groups");
+  if (groups < 1 || groups > mlp::Pairs::kMostGroups) {
+    call.fail("kernels that sort pairs take from 1 to " + std::to_string(mlp::Pairs::kMostGroups) +
+              " groups, not " + std::to_string(groups));
   }
   if (call.failed()) return call.error();
   int const m = tokens * choices, pitch = blocks(f) * kScaleBlock;
@@ -97,6 +99,8 @@ ffi::Error decode_fp8_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi
   rows::CombineArguments sum{};
   sum.shape = {ElementType::kBf16, d, 1};
   sum.rows.rows = m;
+  // The first kernel writes the places. The sum waits for the second kernel, and that one for the
+  // first.
   sum.pairs.row.data = places->typed_data();
   sum.pairs.tokens = tokens;
   sum.pairs.choices = choices;

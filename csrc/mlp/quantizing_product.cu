@@ -1,6 +1,7 @@
 // Two warps quantise rows while a thread loads matrices, so a layer needs no kernel that only
-// quantises. The matrices are on the M side of WGMMA, as in swapped kernels. A tile has 8 rows, the
-// least that WGMMA takes, because its rows are quantised again for each 128 columns of the matrix.
+// quantises. The matrices are on the M side of WGMMA, as in swapped kernels. Rows are quantised
+// again for each 128 columns, so only layers whose groups have one or two rows on average have this
+// kernel. A tile therefore has 8 rows, the least that WGMMA takes, which leaves room for stages.
 #include <algorithm>
 
 #include "few_rows/sizes.h"
@@ -34,6 +35,8 @@ struct Storage : sm90::SwappedScaledStorage<Config> {
   few_rows::Groups sorted;
 };
 
+// The swapped mainloop multiplies this problem. Unlike a SwappedScaledProblem, it has no functions
+// that load rows and scales, because warps bring both.
 struct QuantizingProduct : sm90::GroupRows<Config> {
   using Config = mlp::Config;
   static constexpr bool kBringsRows = true;
@@ -42,9 +45,9 @@ struct QuantizingProduct : sm90::GroupRows<Config> {
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
-    int const* pair_groups;
+    int const* pair_groups;  // [rows], the group of each pair
     BlockScales rhs_scales;
-    __nv_bfloat16 const* rows;
+    __nv_bfloat16 const* rows;  // tokens or, with `row_weights`, projections of sorted pairs
     float const* row_weights;
     GatedFunction function;
     int choices;
@@ -71,6 +74,8 @@ struct QuantizingProduct : sm90::GroupRows<Config> {
   }
 
   static cudaError_t make_params(QuantizingArguments const& a, Params& params) {
+    // An earlier kernel may still read the places.
+    if (a.places != nullptr && a.pairs.follow) return cudaErrorInvalidValue;
     params.groups = a.groups;
     params.pair_groups = a.pairs.groups;
     params.rhs_scales = a.scales;
@@ -94,19 +99,19 @@ struct QuantizingProduct : sm90::GroupRows<Config> {
 using Params = QuantizingProduct::Params;
 using Stage = sm90::StageIterator<Config::kStages>;
 
-// Eight threads quantise the 128 elements of a row in a step: a team. A thread has two octets,
-// which are 64 elements apart.
+// A team is eight threads, which quantise the 128 elements of a row in a step. A thread has two
+// octets, which are 64 elements apart.
 constexpr int kLanes = 8, kTeams = kScaleThreads / kLanes, kOctets = 2;
 static_assert(kOctets * kOctet * kLanes == Config::kTileK);
 
-// What a thread reads of a row in a step.
+// What a thread reads for a row in a step.
 template <bool kIsHidden>
 struct Source {
   using Octet = quantize::Octet<__nv_bfloat16>;
   Octet first[kOctets];  // of the token, or of gate
   Octet up[kIsHidden ? kOctets : 1];
-  float weight;
-  float column_scale;
+  float weight;        // of the pair, for hidden
+  float column_scale;  // the scale of the matrix for the tile's columns in this step
 
   // Computes hidden in place of gate, rounded to bfloat16.
   __device__ __forceinline__ void activate(GatedFunction const& function) {
@@ -124,12 +129,16 @@ struct Source {
 };
 
 // Brings the rows of a tile into its stages, with their scales times those of the tile's columns.
-// Item i of a tile is row i % rows in step i / rows, and team t has every eighth item from item t
-// on. All teams are busy, then, even if a tile has one row.
+// Item i of a tile is row i % rows of step i / rows. Team t quantises items t, t + 8, t + 16 and so
+// on, so that all teams are busy even if a tile has one row. A round quantises one item in each
+// team, and then stores the items in the stages of their steps. The two warps have equal loops: in
+// each step both wait for the stage and arrive once, even if one of them has no row of the step. If
+// the items of a step are spread over two rounds, the second round waits again at the same phase,
+// which has passed.
 template <bool kIsHidden>
 __device__ __forceinline__ void bring_rows(Params const& params, WorkTile const& work,
                                            Storage& shared, Stage& stage) {
-  if (work.k_tiles == 0) return;  // rows that no local group owns
+  if (work.k_tiles == 0) return;  // No local group owns the rows, so the tile has no stage.
   unsigned const rows = sm90::rows_of<Config>(work), items = rows * work.k_tiles;
   int const team = threadIdx.x % kScaleThreads / kLanes, lane = threadIdx.x % kLanes;
   int const pitch = params.steps() * kScaleBlock;
@@ -169,12 +178,12 @@ __device__ __forceinline__ void bring_rows(Params const& params, WorkTile const&
     return source;
   };
   Source<kIsHidden> next = read();
-  unsigned begin = 0;  // the first item of the step that `stage` is of
+  unsigned begin = 0;  // the first item of the step of `stage`
 #pragma unroll 1
   for (unsigned first = 0; first < items; first += kTeams) {
     unsigned const item = first + team, end = min(first + kTeams, items);
     Source<kIsHidden> source = next;
-    next = read();  // ahead, because a load takes as long as an item
+    next = read();  // ahead, because a load takes as long as quantising an item
     if constexpr (kIsHidden) source.activate(params.function);
     auto const scale = quantize::scale_of_octets<kFp8, kLanes>(source.first, params.power_of_two);
     uint2 values[kOctets];
@@ -194,7 +203,7 @@ __device__ __forceinline__ void bring_rows(Params const& params, WorkTile const&
         }
         if (lane == 0) shared.lhs_scales[stage.stage][row] = scale.scale * source.column_scale;
       }
-      if (begin + rows > end) break;  // the next items are of this step, too
+      if (begin + rows > end) break;  // the next round has more items of this step
       sm90::fence_async_proxy();      // because WGMMA reads the rows
       __syncwarp();
       if (threadIdx.x % kWarpSize == 0) shared.scales_full[stage.stage].arrive();
@@ -221,7 +230,7 @@ struct Roles : sm90::TileRoles<QuantizingProduct> {
       sm90::initialize_work(shared, kLoadingWarps);
       sm90::fence_barriers();
     }
-    // Scales of columns are multiplied by those of rows when rows are brought.
+    // The mainloop multiplies by ones, because scales of rows already have the factor of columns.
     if (threadIdx.x < Config::kStages) shared.rhs_scales[threadIdx.x][0] = 1.0f;
   }
 
@@ -232,16 +241,20 @@ struct Roles : sm90::TileRoles<QuantizingProduct> {
   }
 
   __device__ static void schedule(Params const& params, Shared& shared, int) {
-    QuantizingProduct::Schedule<DeviceWarp> schedule(
-        few_rows::read_groups(params.pair_groups, params.groups, shared.sorted), params.n,
-        params.k);
+    GroupSizes const groups =
+        few_rows::read_groups(params.pair_groups, params.groups, shared.sorted);
+    QuantizingProduct::Schedule<DeviceWarp> schedule(groups, params.n, params.k);
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
-  // The matrices do not depend on the previous kernel, so only these warps wait for it.
+  // Only these warps wait for the previous kernel, because only rows depend on it. They wait even
+  // if the block has no tile: the next kernel waits for this one, and then also sees what the
+  // previous kernel wrote. Tiles without steps are stored without this wait. No earlier kernel of
+  // the layer reads or writes `out`.
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
     if (warp == 1) {
       few_rows::sort_pairs(params.pair_groups, params.groups, shared.sorted);
+      // Only a product that does not start early has `places`.
       if (params.places != nullptr && blockIdx.x == 0) {
         __syncwarp();
         for (int i = threadIdx.x % kWarpSize; i < params.groups.rows; i += kWarpSize) {

@@ -2,8 +2,10 @@
 // records, and two warps bring rows. Two teams of four warps take records in turn, decode them, and
 // multiply with `mma.sync`, which takes 16 columns by 8 rows.
 //
-// All units are cut along K into equal shares. Without cuts, one multiprocessor in three would be
-// idle if a token goes to four experts. The cuts cause few partial sums.
+// The work is cut along K into as many equal shares as there are blocks, unless the launch has a
+// block for each tile (`streaming_launch.h`). With fewer tiles, many multiprocessors would be idle
+// without cuts, for example if a token goes to four experts of few columns. The cuts cause few
+// partial sums.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

@@ -9,6 +9,8 @@
 
 namespace jgg::packed {
 
+constexpr int64_t kEnoughTiles = 88;  // two thirds of an H200's multiprocessors
+
 template <class Config>
 cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   Params params = make_params(a);
@@ -19,9 +21,12 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
       reinterpret_cast<uint32_t*>(params.partial_sums + slots * Config::kSums * kTeamThreads);
   GroupSizes const& groups = a.product.groups;
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
-  int64_t const units = std::min<int64_t>(row_tiles, groups.rows) *
-                        ceil_div(params.columns, Config::kTileN) *
-                        ceil_div(a.product.k, Config::kTileK);
+  int64_t const tiles =
+      std::min<int64_t>(row_tiles, groups.rows) * ceil_div(params.columns, Config::kTileN);
+  // With as many blocks as tiles, no tile is cut, and no block waits for the sums of another. This
+  // pays if whole tiles keep enough multiprocessors busy.
+  int64_t const units =
+      tiles >= kEnoughTiles ? tiles : tiles * ceil_div(a.product.k, Config::kTileK);
   return sm90::launch_persistent<StreamingRoles<Config>>(
       params, std::min(units, slots), a.product.max_sms, stream, a.product.pairs.follow);
 }

@@ -195,7 +195,8 @@ concept SwappedScaledProblem = AnyProblem<P> && LoadsScales<P> && StoresTiles<P>
                                  } -> std::convertible_to<float>;
                                  { params.out_type } -> std::convertible_to<ElementType>;
                                };
-// Whether warps bring the rows of such a problem together with their scales.
+// Whether warps bring the rows of a swapped FP8 problem together with their scales. Such a problem
+// has neither load_lhs() nor load_scales(), so it does not satisfy SwappedScaledProblem.
 template <class P>
 constexpr bool kBringsRows = requires { requires P::kBringsRows; };
 template <class P>

@@ -6,7 +6,9 @@
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
 //   0          2, 3  Roles::bring     kRegisters.load     load what no tile's box can load:
 //                                                         rows by their numbers (gather.h), scales
-//                                                         and rows of tokens by cp.async
+//                                                         and rows of tokens by cp.async, and rows
+//                                                         that these warps quantise
+//                                                         (mlp/quantizing_product.cu)
 //   1          all   Roles::convert   kRegisters.convert  splits rows into parts; if missing,
 //                                                         consumers are warpgroups 1 and 2
 //   2, 3       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
@@ -20,6 +22,7 @@
 //     with convert                    40, 192, and 88 to convert
 //     few_rows/                       128 for every thread, as launched; two blocks
 //     packed/streaming.h              80 for every thread, as launched; two blocks
+//     mlp/quantizing_product.cu       80 for every thread, as launched; two blocks
 //
 //   barrier      arrivals that complete it
 //   full         1 of the thread that loads, and the bytes of the stage (few_rows/, packed/: and
@@ -27,7 +30,8 @@
 //   empty        each consumer (FP8, few_rows/, packed/: each of its warps) of each CTA of the
 //                cluster, because a multicast fills the stage in all CTAs; where consumers take
 //                turns, only the consumer whose tile it is
-//   scales_full  every thread of the warps that load scales
+//   scales_full  every thread of the warps that load scales; in mlp/quantizing_product.cu each warp
+//                that brings rows, with their scales
 //   rows_full    each warp that converts rows; the weights of the stage have a barrier of their
 //                own, weights_full, with the arrivals of full
 //   work_full    1 of the warp that schedules

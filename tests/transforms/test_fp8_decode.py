@@ -1,4 +1,4 @@
-"""JAX's transformations of FP8 layers of few tokens, whose first kernel sorts the tokens.
+"""JAX's transformations of FP8 layers of few tokens, whose kernels sort the tokens.
 
 Values and derivatives are those of layers that sort rows in a separate operation.
 """

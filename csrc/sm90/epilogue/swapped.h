@@ -33,8 +33,9 @@ class SwappedEpilogue {
     int const column = warp() * kWarpColumns + lane() / 4;
     at.column += consumer_ * kColumnsPerConsumer;
     float const scales[2] = {scale(column), scale(column + 8)};
-    if (type_ == ElementType::kF32) {
-      constexpr int kTurn = Config::kTileM / 2;  // rows
+    // Results of 32 bits take turns of half of the rows. A tile of one box has no such turns.
+    constexpr int kTurn = Config::kTileM / 2;
+    if (kTurn >= Config::kBoxRows && type_ == ElementType::kF32) {
 #pragma unroll
       for (int first = 0; first < kRows; first += kTurn) {
         if (first > 0 && first >= rows) return;
@@ -81,7 +82,7 @@ class SwappedEpilogue {
 
   // Transposes fragments of 8 rows by 8 columns while it writes them. Lane l gives the address of
   // row l % 8 of a fragment, in the left or right half of the warp's columns and in the first or
-  // second of two boxes.
+  // second of two boxes. If there is only one box, the addresses of lanes 16 to 31 are not used.
   template <int kRows>
   __device__ void write_halves(float const* sums, float const (&scales)[2]) const {
     int const row = lane() % 8, unit = warp() * 2 + lane() / 8 % 2;

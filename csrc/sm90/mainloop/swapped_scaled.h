@@ -56,8 +56,8 @@ class SwappedScaledMainloop {
   // Every warp of the consumers reads scales.
   static constexpr int kEmptyArrivals = kConsumers * kWarpgroup / kWarpSize;
 
-  // Multiplies and stores a tile of at most kRows rows. Boxes that were not loaded hold old data,
-  // which only reaches rows of the result that are not stored.
+  // Multiplies and stores a tile of at most kRows rows. Boxes and rows that were not loaded hold
+  // old data, which only reaches rows of the result that are not stored.
   template <int kRows>
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
                                  Stage& stage, int consumer,
@@ -87,7 +87,7 @@ class SwappedScaledMainloop {
       if constexpr (kBringsRows<Problem>) shared.scales_full[stage.stage].wait(stage.phase);
       issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
                    advance(lhs, stage.stage * Config::kLhsBytes), products);
-      // Scales do not come by TMA, and often come later than the stage.
+      // Scales that come without their rows often come later than the stage.
       if constexpr (!kBringsRows<Problem>) shared.scales_full[stage.stage].wait(stage.phase);
       float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
       cute::warpgroup_wait<0>();

@@ -94,7 +94,7 @@ WEIGHTS_KERNELS = (
     *PAIRED_KERNELS,
     _of_mlp(
         tile=TileConfig(128, 192, 2),
-        record=("h200_moe_fine.json", "granular/moe_step"),
+        record=("h200_moe_fine_2.json", "granular/moe_step"),
         refuses=_only_rows_in_place,
         pays=functools.partial(_fits_weights, more_than=128, most=192),
     ),
@@ -105,7 +105,7 @@ DOWN_WEIGHTS_KERNELS = (
     *WEIGHTS_KERNELS,
     _of_mlp(
         tile=TileConfig(128, 128, 2),
-        record=("h200_moe_fine.json", "nano/moe_step"),
+        record=("h200_moe_fine_2.json", "nano/moe_step"),
         refuses=_only_rows_in_place,
         pays=functools.partial(_fits_weights, more_than=0, most=128),
     ),

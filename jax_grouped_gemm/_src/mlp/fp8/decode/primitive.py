@@ -27,7 +27,7 @@ from jax_grouped_gemm._src.plan import COMPOSED
 
 
 def is_taken(operands: Fp8DecodeOperands, num_experts: int, layer: Layer) -> bool:
-    """Whether a kernel of the layer sorts tokens. The answer follows from shapes alone, because a
+    """Whether kernels of the layer sort tokens. The answer follows from shapes alone, because a
     program is traced before its device is known. Operands that are split along explicit axes are
     left to the operations on sorted rows, which can split more dimensions."""
     leaves = [jax.typeof(x) for x in jax.tree.leaves(operands)]
