@@ -23,10 +23,12 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
   int64_t const tiles =
       std::min<int64_t>(row_tiles, groups.rows) * ceil_div(params.columns, Config::kTileN);
-  // With as many blocks as tiles, no tile is cut, and no block waits for the sums of another. This
-  // pays if whole tiles keep enough multiprocessors busy.
-  int64_t const units =
-      tiles >= kEnoughTiles ? tiles : tiles * ceil_div(a.product.k, Config::kTileK);
+  // If the launch has a block for each tile, no tile of at least four steps is cut, and no block
+  // waits for the sums of another. This pays if whole tiles keep enough multiprocessors busy.
+  // `tiles` is an upper bound. If rows share an expert, there are fewer tiles, and these are cut.
+  // If experts are on other devices, there are far fewer.
+  bool const keeps_tiles = tiles >= kEnoughTiles && groups.local_groups == groups.groups;
+  int64_t const units = keeps_tiles ? tiles : tiles * ceil_div(a.product.k, Config::kTileK);
   return sm90::launch_persistent<StreamingRoles<Config>>(
       params, std::min(units, slots), a.product.max_sms, stream, a.product.pairs.follow);
 }

@@ -185,6 +185,7 @@ def test_reasons():
         (dict(dtype=F32), "the kernels take tokens of bfloat16, and return bfloat16"),
         (dict(activation="relu"), "no kernel has the activation relu"),
         (dict(tokens=33, experts=4), another),
+        (dict(experts=4), "experts have more than 1.5 rows on average"),
         (dict(hidden=392), another),
         (dict(embed=264), another),
         (dict(recipe=E5M2), another),

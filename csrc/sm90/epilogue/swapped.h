@@ -33,7 +33,8 @@ class SwappedEpilogue {
     int const column = warp() * kWarpColumns + lane() / 4;
     at.column += consumer_ * kColumnsPerConsumer;
     float const scales[2] = {scale(column), scale(column + 8)};
-    // Results of 32 bits take turns of half of the rows. A tile of one box has no such turns.
+    // Results of 32 bits are stored in two turns, each with half of the tile's rows. A tile of 8
+    // rows cannot be halved, so it has only 16-bit results.
     constexpr int kTurn = Config::kTileM / 2;
     if (kTurn >= Config::kBoxRows && type_ == ElementType::kF32) {
 #pragma unroll

@@ -47,9 +47,9 @@ def _params(format: Format) -> dict[str, Any]:
 def _packed_codes(codes: jax.Array) -> jax.Array:
     """Packs codes, with the bits of every two consecutive bytes interleaved.
 
-    In the half word of both codes, the bits of the first code are where a bfloat16 has its sign,
-    the end of its exponent and the beginning of its mantissa. Kernels then need one instruction for
-    the first code, and four for the second.
+    In the 16 bits that hold both codes, the bits of the first code are where a bfloat16 has its
+    sign, the end of its exponent and the beginning of its mantissa. Kernels then need one
+    instruction for the first code, and four for the second.
     """
     both = pack.pack8(pack.bits_of(codes))
     first, second = both[..., ::2], both[..., 1::2]

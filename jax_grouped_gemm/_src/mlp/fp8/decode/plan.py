@@ -40,12 +40,11 @@ KERNEL = TiledKernel(
     blocks=2,
     in_order=always,
 )
-"""The kernel of both products. It has the bits of the swapped kernel."""
+"""The kernel of both products. Its results have the same bits as those of the swapped kernel."""
 
 MOST_ROWS = 1.5
 """The most rows of an expert on average. With more rows, quantising them again for each 128 columns
 takes longer than a kernel that only quantises (docs/notes/decode.md)."""
-_ANOTHER = "groups of this many rows, or rows of this length, have another kernel"
 
 
 class Fp8DecodeProblem(MlpProblem[Fp8DecodeOperands]):
@@ -83,9 +82,9 @@ def plan_decode(problem: Fp8DecodeProblem, target: Target) -> MlpPlan:
     if reason := unfused_reason("quantize_hidden", layer.hidden_layer, [hidden]):
         return composed(reason)
     if any(of.kernel_problem != of.problem or not _is_swapped(of) for of in products):
-        return composed(_ANOTHER)
+        return composed("groups of this many rows, or rows of this length, have another kernel")
     if given.chosen.size > MOST_ROWS * sizes[-1]:
-        return composed(_ANOTHER)
+        return composed(f"experts have more than {MOST_ROWS} rows on average")
     notes = (
         f"{name}: {of.prediction}"
         for name, of in zip(("gate and up", "down"), products, strict=True)
