@@ -19,10 +19,7 @@ namespace jgg::mlp {
 namespace {
 
 using quantize::kOctet;
-using sm90::kConsumers;
-using sm90::kRowBytes;
 using sm90::kScaleThreads;
-using sm90::kWarpgroup;
 
 constexpr ElementType kFp8 = ElementType::kE4m3;
 constexpr int kLoadingWarps = 1 + kScaleThreads / kWarpSize;

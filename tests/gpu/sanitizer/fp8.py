@@ -125,16 +125,21 @@ def fp8_mlps(rng: np.random.Generator) -> int:
 
 def fp8_layers_of_few_tokens(rng: np.random.Generator) -> int:
     """Runs layers whose kernels begin early, with partial blocks and experts of other devices."""
-    shapes = ((1, 8, 128, 128), (11, 3, 272, 208), (32, 4, 144, 400), (128, 1, 16, 16))
-    for tokens, top_k, embed, hidden in shapes:
+    shapes = (
+        (24, 1, 8, 128, 128),
+        (24, 11, 3, 272, 208),
+        (96, 32, 4, 144, 400),
+        (96, 128, 1, 16, 16),
+    )
+    for experts, tokens, top_k, embed, hidden in shapes:
         check_bits(
             rng,
-            experts=24,
-            local=7,
+            experts=experts,
+            local=experts // 3,
             tokens=tokens,
             top_k=top_k,
             embed=embed,
             hidden=hidden,
             power_of_two=tokens > 1,
         )
-    return 5 * len(shapes)
+    return 3 * len(shapes)
