@@ -18,15 +18,17 @@ __device__ inline void read_sizes(GroupSizes const& groups, Groups& shared) {
   for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
 }
 
-// Sorts pairs by group and then by number, and counts the pairs of each group in `shared.sizes`.
-// The place of a pair in this order is the number of smaller keys. Calls placed(pair, place) for
-// each pair, and for numbers up to kMost that are no pairs, whose places come after those of all
-// pairs. One warp calls this. `shared.order` has the keys until `placed` is called.
-template <class Placed>
-__device__ inline void place_pairs(int const* group_of, int pairs, int groups, Groups& shared,
-                                   Placed placed) {
+// Sorts pairs by group and then by number into `shared.order`, and counts the pairs of each group
+// in `shared.sizes`. The place of a pair is the number of smaller keys. `shared.order` has the keys
+// until all places are known. Numbers up to kMost that are no pairs come after all pairs.
+//
+// One of the warps that bring rows calls this before it knows any rows. If the warp that schedules
+// had this code, each launch would take up to 2 us longer with a cold instruction cache, even if
+// nothing is sorted.
+__device__ inline void sort_pairs(int const* group_of, GroupSizes const& of, Groups& shared) {
+  if (group_of == nullptr) return;
   constexpr int kMost = mlp::Pairs::kMost, kOwn = kMost / kWarpSize;
-  int const lane = threadIdx.x % kWarpSize;
+  int const lane = threadIdx.x % kWarpSize, pairs = of.rows, groups = of.groups;
   unsigned keys[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
@@ -50,18 +52,9 @@ __device__ inline void place_pairs(int const* group_of, int pairs, int groups, G
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
     int const pair = lane + i * kWarpSize, group = keys[i] / kMost;
-    placed(pair, places[i]);
+    shared.order[places[i]] = pair;
     if (group < groups) atomicAdd(shared.sizes + group, 1);
   }
-}
-
-// Sorts the pairs of a product. One of the warps that bring rows calls this before it knows any
-// rows. If the warp that schedules had this code, each launch would take up to 2 us longer with a
-// cold instruction cache, even if nothing is sorted.
-__device__ inline void sort_pairs(int const* group_of, GroupSizes const& groups, Groups& shared) {
-  if (group_of == nullptr) return;
-  place_pairs(group_of, groups.rows, groups.groups, shared,
-              [&](int pair, int place) { shared.order[place] = pair; });
   sm90::arrive_named(2 * kWarpSize, kPairsSorted);
 }
 

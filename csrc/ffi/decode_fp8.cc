@@ -91,10 +91,10 @@ ffi::Error decode_fp8_mlp(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi
   down.row_weights = weights.typed_data();
   down.activation = call.activation();
   down.out = products->untyped_data();
-  down.pairs.follow = true;
+  down.follows = true;
   for (auto* const each : {&up, &down}) {
     each->choices = choices;
-    each->pairs.groups = experts.typed_data();
+    each->pair_groups = experts.typed_data();
   }
   rows::CombineArguments sum{};
   sum.shape = {ElementType::kBf16, d, 1};

@@ -2,10 +2,9 @@
 // flight before it computes, and results reuse the registers of the values that they are computed
 // from.
 #include "dispatch.h"
-#include "mlp/activation.h"
+#include "mlp/hidden_octets.h"
 #include "mlp/quantized_hidden.h"
 #include "quantize/format.h"
-#include "quantize/octet.h"
 #include "quantize/scale_rule.h"
 
 namespace jgg::mlp {
@@ -100,16 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   gate.template load<true>(from, all);
   up.template load<true>(from + pitch, all);
   float const weight = at.exists ? __ldg(p.weights + at.row) : 0.0f;
-#pragma unroll
-  for (int j = 0; j < kOctets; ++j) {
-#pragma unroll
-    for (int i = 0; i < kOctet; i += 2) {
-      Gated const a = gated(function, gate.octet[j][i], up.octet[j][i]);
-      Gated const b = gated(function, gate.octet[j][i + 1], up.octet[j][i + 1]);
-      gate.octet[j].word[i / 2] =
-          pack_pair<Source>(a.activation * a.up * weight, b.activation * b.up * weight);
-    }
-  }
+  activate(function, gate.octet, up.octet, weight);
   int const count = at.exists ? p.columns - at.column : 0;
   int64_t const of_hidden = int64_t{1} * at.row * p.columns + at.column;
   gate.template quantize<kFormat, kAligned>(

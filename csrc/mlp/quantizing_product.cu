@@ -5,9 +5,8 @@
 #include <algorithm>
 
 #include "few_rows/sizes.h"
-#include "mlp/activation.h"
+#include "mlp/hidden_octets.h"
 #include "mlp/quantizing_product.h"
-#include "quantize/octet.h"
 #include "ragged/group_rows.h"
 #include "scaled/views.h"
 #include "sm90/dependent_launch.h"
@@ -72,9 +71,9 @@ struct QuantizingProduct : sm90::GroupRows<Config> {
 
   static cudaError_t make_params(QuantizingArguments const& a, Params& params) {
     // An earlier kernel may still read the places.
-    if (a.places != nullptr && a.pairs.follow) return cudaErrorInvalidValue;
+    if (a.places != nullptr && a.follows) return cudaErrorInvalidValue;
     params.groups = a.groups;
-    params.pair_groups = a.pairs.groups;
+    params.pair_groups = a.pair_groups;
     params.rhs_scales = a.scales;
     params.rows = static_cast<__nv_bfloat16 const*>(a.rows);
     params.row_weights = a.row_weights;
@@ -101,7 +100,7 @@ using Stage = sm90::StageIterator<Config::kStages>;
 constexpr int kLanes = 8, kTeams = kScaleThreads / kLanes, kOctets = 2;
 static_assert(kOctets * kOctet * kLanes == Config::kTileK);
 
-// What a thread reads for a row in a step.
+// The data that a thread reads for a row in a step.
 template <bool kIsHidden>
 struct Source {
   using Octet = quantize::Octet<__nv_bfloat16>;
@@ -109,20 +108,6 @@ struct Source {
   Octet up[kIsHidden ? kOctets : 1];
   float weight;        // of the pair, for hidden
   float column_scale;  // the scale of the matrix for the tile's columns in this step
-
-  // Computes hidden in place of gate, rounded to bfloat16.
-  __device__ __forceinline__ void activate(GatedFunction const& function) {
-#pragma unroll
-    for (int j = 0; j < kOctets; ++j) {
-#pragma unroll
-      for (int i = 0; i < kOctet; i += 2) {
-        Gated const a = gated(function, first[j][i], up[j][i]);
-        Gated const b = gated(function, first[j][i + 1], up[j][i + 1]);
-        first[j].word[i / 2] = quantize::pack_pair<__nv_bfloat16>(a.activation * a.up * weight,
-                                                                  b.activation * b.up * weight);
-      }
-    }
-  }
 };
 
 // Brings the rows of a tile into its stages, with their scales times those of the tile's columns.
@@ -181,7 +166,7 @@ __device__ __forceinline__ void bring_rows(Params const& params, WorkTile const&
     unsigned const item = first + team, end = min(first + kTeams, items);
     Source<kIsHidden> source = next;
     next = read();  // ahead, because a load takes as long as quantising an item
-    if constexpr (kIsHidden) source.activate(params.function);
+    if constexpr (kIsHidden) activate(params.function, source.first, source.up, source.weight);
     auto const scale = quantize::scale_of_octets<kFp8, kLanes>(source.first, params.power_of_two);
     uint2 values[kOctets];
 #pragma unroll
@@ -286,7 +271,7 @@ cudaError_t multiply_quantizing(QuantizingArguments const& arguments, cudaStream
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
   return sm90::launch_persistent<Roles>(params, Problem::max_units(arguments), arguments.max_sms,
-                                        stream, arguments.pairs.follow);
+                                        stream, arguments.follows);
 }
 
 }  // namespace jgg::mlp

@@ -27,13 +27,14 @@ struct QuantizingArguments {
   void const* matrices;
   BlockScales scales;
   void* out;
-  // [m], receives the place of each pair among the sorted pairs. Null if `pairs.follow` is true,
-  // because places are written before this kernel waits for the previous one.
+  // [m], receives the place of each pair among the sorted pairs. Null if `follows`, because places
+  // are written before this kernel waits for the previous one.
   int* places;
-  GroupSizes groups;  // `sizes` and the strides are not used, and there is one batch
-  // `groups` is not null, and `are_returned` is not used. With `follow`, the previous kernel may
-  // write `rows`, but nothing else that this kernel reads.
-  Pairs pairs;
+  int const* pair_groups;  // [m], the group of each pair
+  GroupSizes groups;       // `sizes` and the strides are not used, and there is one batch
+  // Whether the previous kernel of the stream, which may write `rows` and nothing else that this
+  // kernel reads, may still run when this kernel begins.
+  bool follows;
   int n;
   int k;
   int max_sms = kMostMultiprocessors;

@@ -40,7 +40,7 @@ KERNEL = TiledKernel(
     blocks=2,
     in_order=always,
 )
-"""The kernel of both products. Its results have the same bits as those of the swapped kernel."""
+"""The kernel of both products, whose results have the same bits as those of the swapped kernel."""
 
 MOST_ROWS = 1.5
 """The most rows of an expert on average. With more rows, quantising them again for each 128 columns
