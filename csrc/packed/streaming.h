@@ -2,10 +2,8 @@
 // records, and two warps bring rows. Two teams of four warps take records in turn, decode them, and
 // multiply with `mma.sync`, which takes 16 columns by 8 rows.
 //
-// The work is cut along K into equal shares for all blocks. With as many blocks as tiles, a share
-// is a whole tile (`streaming_launch.h`). With fewer tiles, many multiprocessors would be idle
-// without cuts, for example if a token goes to four experts of few columns. The cuts cause few
-// partial sums.
+// The work is cut along K into equal shares for all blocks, or into whole tiles if these keep
+// enough blocks busy (`EvenAssignment`). The cuts cause few partial sums.
 #pragma once
 
 #include <cute/arch/copy_sm75.hpp>

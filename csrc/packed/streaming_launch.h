@@ -9,8 +9,6 @@
 
 namespace jgg::packed {
 
-constexpr int64_t kEnoughTiles = 88;  // two thirds of an H200's multiprocessors
-
 template <class Config>
 cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   Params params = make_params(a);
@@ -23,12 +21,7 @@ cudaError_t launch_streaming(Arguments const& a, cudaStream_t stream) {
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
   int64_t const tiles =
       std::min<int64_t>(row_tiles, groups.rows) * ceil_div(params.columns, Config::kTileN);
-  // If the launch has a block for each tile, no tile of at least four steps is cut, and no block
-  // waits for the sums of another. This pays if whole tiles keep enough multiprocessors busy.
-  // `tiles` is an upper bound. If rows share an expert, there are fewer tiles, and these are cut.
-  // If experts are on other devices, there are far fewer.
-  bool const keeps_tiles = tiles >= kEnoughTiles && groups.local_groups == groups.groups;
-  int64_t const units = keeps_tiles ? tiles : tiles * ceil_div(a.product.k, Config::kTileK);
+  int64_t const units = tiles * ceil_div(a.product.k, Config::kTileK);
   return sm90::launch_persistent<StreamingRoles<Config>>(
       params, std::min(units, slots), a.product.max_sms, stream, a.product.pairs.follow);
 }

@@ -10,14 +10,21 @@ namespace jgg {
 // Lays the units end to end and cuts them into ranges of equal length, one for each cluster. This
 // is for kernels that spend their time on reading operands, share no operands between units, and
 // have so few sums that handing them over takes almost no time. Clusters wait for each other as in
-// `Assignment`.
+// `Assignment`. If there are at most as many units as clusters, but enough for a third of them,
+// units are not cut, and no cluster waits.
 class EvenAssignment {
  public:
-  static constexpr int kLeastSteps = 4;  // of a range
+  static constexpr int kLeastSteps = 4;    // of a range
+  static constexpr int kMostPerWhole = 3;  // clusters for each unit that is not cut
 
   JGG_HOST_DEVICE EvenAssignment(int units, int steps, int cluster, int clusters) : steps_(steps) {
     int64_t const total = int64_t(units) * steps, most = total / kLeastSteps;
-    ranges_ = total == 0 ? 0 : most < 1 ? 1 : most < clusters ? int(most) : clusters;
+    bool const whole = units <= clusters && units * kMostPerWhole >= clusters;
+    ranges_ = total == 0        ? 0
+              : whole           ? units
+              : most < 1        ? 1
+              : most < clusters ? int(most)
+                                : clusters;
     if (cluster >= ranges_) return;
     share_ = total / ranges_;
     longer_ = int(total - share_ * ranges_);
