@@ -31,11 +31,7 @@ __device__ __forceinline__ uint32_t subtract_two(uint32_t a, uint32_t b) {
   return difference;
 }
 
-// The compiler makes each of these functions one instruction. Written with operators, select()
-// would become two.
-__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
-  return (x & mask) | bits;
-}
+// The compiler would make two instructions of the same expression with operators.
 __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b) {
   uint32_t selected;
   asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(selected) : "r"(mask), "r"(a), "r"(b));
@@ -68,22 +64,19 @@ __device__ __forceinline__ void decode_e2m1(uint32_t first, uint32_t second, Fra
   a[3] = (kIsSecond ? __funnelshift_r(last, last, 6) : last) & kCode;
 }
 
-constexpr uint32_t k128 = 0x43004300;  // 128 in bfloat16, twice; last seven bits x make it 128 + x
-
-// Decodes eight codes. `zero` has 128 plus the zero point of each column, which is subtracted.
-__device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2], Fragment& a) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    a[i] = subtract_two(masked_or(x >> 4 * i, 0x000F000F, k128), zero[i % 2]);
-  }
+// Moves pair i of a word's eight int4 codes to bits 4 to 7 of a bfloat16. Bit 7 is the lowest of
+// the exponent, so the bfloat16 is 2^-129 times the code: numbers with an exponent of one go on
+// where subnormals end.
+__device__ __forceinline__ uint32_t move_int4(uint32_t x, int i) {
+  return (i == 0 ? x << 4 : x >> 4 * (i - 1)) & 0x00F000F0;
 }
 
-// Decodes four numbers. A number is 128 plus its last seven bits, minus 128 or, if its sign bit is
-// set, minus 256.
+// Decodes four numbers to 2^-6 times their values. Codes are numbers plus 128. A code in the low
+// bits of a bfloat16 is 2^-133 times the code.
 __device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_t& second) {
-  uint32_t const y = x >> 8;
-  first = subtract_two(masked_or(x, 0x007F007F, k128), masked_or(x, 0x00800080, k128));
-  second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
+  constexpr uint32_t kTwoTo127 = 0x7F007F00, kMinusTwo = 0xC000C000;
+  first = multiply_add_two(x & 0x00FF00FF, kTwoTo127, kMinusTwo);
+  second = multiply_add_two(x >> 8 & 0x00FF00FF, kTwoTo127, kMinusTwo);
 }
 
 // Moves four e4m3 numbers other than NaN to the bits of bfloat16, which are then 2^-120 times their
@@ -103,11 +96,16 @@ __device__ __forceinline__ void decode_e4m3(uint32_t x, uint32_t& first, uint32_
   second = multiply_two(second, kTwoTo120);
 }
 
-// The groups of elements of int4 matrices that share a scale and a zero point.
+// Groups of elements of int4 matrices share a scale and a zero point.
 struct Groups {
   int shift;  // log2 of a group's elements / 32
-  bool has_zeros;
 };
+
+// The values of matrices over the numbers to which records are decoded. Sums are multiplied by this
+// factor.
+constexpr float factor_of(Format format) {
+  return is_int4(format) ? 0x1p69f : format == Format::kInt8 ? 0x1p6f : 1.0f;
+}
 
 // A thread's part of a record, which it decodes to operands for four times 16 elements of K.
 // `values`, `scales` and `zeros` are those of consecutive records along K. `record` is the number
@@ -120,7 +118,6 @@ class Record<Format::kMxFp4> {
  public:
   static constexpr int kSlotBytes = 128;  // scales of a record
   static constexpr int kSlots = 1;        // the most slots of a record
-  static constexpr bool kMayHaveZeros = false;
 
   __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales, uint8_t const*,
                                     int record, int thread, Groups const&) {
@@ -148,43 +145,90 @@ class Record<Format::kMxFp4> {
   uint32_t scales_[2];
 };
 
-template <>
-class Record<Format::kInt4> {
+// No bfloat16 is 2^129, so scales are multiplied by 2^60, and weights by 2^-69. Weights are then
+// exact if scales are at least 2^-57 and less than 2^67.
+template <Format kFormat>
+class RecordOfInt4 {
  public:
   static constexpr int kSlotBytes =
       128;  // scales of a group; its zero points have half as many bytes
   static constexpr int kSlots = 2;
-  static constexpr bool kMayHaveZeros = true;
 
-  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales,
-                                    uint8_t const* zeros, int record, int thread,
-                                    Groups const& of) {
+  __device__ __forceinline__ RecordOfInt4(uint8_t const* values, uint8_t const* scales,
+                                          uint8_t const* zeros, int record, int thread,
+                                          Groups const& of) {
+    constexpr uint32_t kTwoTo60 = 0x5D805D80, kMinusTwoToMinus126 = 0x80808080;
     words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const at = ((2 * record + half) >> of.shift) * kSlotBytes + thread / 4 * 4;
-      uint32_t const pair = *reinterpret_cast<uint32_t const*>(scales + at);
-      scales_[half][0] = twice_low(pair);
-      scales_[half][1] = twice_high(pair);
-      uint32_t zero = 0x0808;
-      if (of.has_zeros) zero = *reinterpret_cast<uint16_t const*>(zeros + at / 2);
-      zeros_[half][0] = __byte_perm(zero, 0x43, 0x4040);
-      zeros_[half][1] = __byte_perm(zero, 0x43, 0x4141);
+      int const at = place_of_group(record, half, thread, of);
+      scales_[half] = multiply_two(*reinterpret_cast<uint32_t const*>(scales + at), kTwoTo60);
+      if constexpr (kHasZeros) {
+        uint32_t const zero = *reinterpret_cast<uint16_t const*>(zeros + at / 2);
+        zeros_[half] = __byte_perm(zero << 4, 0, 0x4140);
+      } else {
+        zeros_[half] = multiply_two(scales_[half], kMinusTwoToMinus126);
+      }
     }
   }
 
+  // Returns where the scales of half a record are.
+  __device__ __forceinline__ static int place_of_group(int record, int half, int thread,
+                                                       Groups const& of) {
+    return ((2 * record + half) >> of.shift) * kSlotBytes + thread / 4 * 4;
+  }
+
+  // Rounds once. The product of a scale and a zero point other than 8 would be rounded too.
   template <int kStep>
   __device__ __forceinline__ void decode(Fragment& a) const {
-    uint32_t const words[] = {words_.x, words_.y, words_.z, words_.w};
-    decode_int4(words[kStep], zeros_[kStep / 2], a);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = multiply_two(a[i], scales_[kStep / 2][i % 2]);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t const code = moved<kStep>(i);
+      uint32_t const scale = of_column(scales_[kStep / 2], i % 2);
+      uint32_t const zero = of_column(zeros_[kStep / 2], i % 2);
+      a[i] = kHasZeros ? multiply_two(subtract_two(code, zero), scale)
+                       : multiply_add_two(code, scale, zero);
+    }
+  }
+
+  // Decodes to codes minus zero points, without scales.
+  template <int kStep>
+  __device__ __forceinline__ void decode_codes(Fragment& a) const {
+    constexpr uint32_t kTwoTo127 = 0x7F007F00, kFour = 0x40804080, kMovedEight = 0x00800080;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t const zero = kHasZeros ? of_column(zeros_[kStep / 2], i % 2) : kMovedEight;
+      a[i] = multiply_two(multiply_two(subtract_two(moved<kStep>(i), zero), kTwoTo127), kFour);
+    }
   }
 
  private:
+  static constexpr bool kHasZeros = kFormat == Format::kInt4Zeros;
+
+  template <int kStep>
+  __device__ __forceinline__ uint32_t moved(int i) const {
+    uint32_t const words[] = {words_.x, words_.y, words_.z, words_.w};
+    return move_int4(words[kStep], i);
+  }
+
+  __device__ __forceinline__ static uint32_t of_column(uint32_t pair, int column) {
+    return column == 0 ? twice_low(pair) : twice_high(pair);
+  }
+
   uint4 words_;
-  uint32_t scales_[2][2];
-  uint32_t zeros_[2][2];
+  // Pairs of columns c and c + 8, of each half of the record. `zeros_` has zero points as
+  // move_int4() moves codes, or -8 times the scales.
+  uint32_t scales_[2];
+  uint32_t zeros_[2];
+};
+
+template <>
+class Record<Format::kInt4> : public RecordOfInt4<Format::kInt4> {
+  using RecordOfInt4::RecordOfInt4;
+};
+template <>
+class Record<Format::kInt4Zeros> : public RecordOfInt4<Format::kInt4Zeros> {
+  using RecordOfInt4::RecordOfInt4;
 };
 
 // A record of codes of 8 bits, without their scales.
@@ -193,7 +237,6 @@ class RecordOfBytes {
  public:
   static constexpr int kSlotBytes = 0;
   static constexpr int kSlots = 0;
-  static constexpr bool kMayHaveZeros = false;
 
   __device__ __forceinline__ RecordOfBytes(uint8_t const* values, uint8_t const*, uint8_t const*,
                                            int record, int thread, Groups const&) {

@@ -1,5 +1,5 @@
 // Turns sums into results like few_rows/epilogue.h, after multiplying them by the scales of
-// columns.
+// columns and by the factor of the format.
 #pragma once
 
 #include "few_rows/epilogue.h"
@@ -18,7 +18,8 @@ class Epilogue : protected few_rows::Epilogue<Config> {
   using Base = few_rows::Epilogue<Config>;
 
  public:
-  static constexpr bool kHasScales = Config::kFormat != Format::kInt4;
+  static constexpr bool kHasScales = !is_int4(Config::kFormat);
+  static constexpr float kFactor = factor_of(Config::kFormat);
 
   // The warp's first column is column `first` of the tile.
   __device__ Epilogue(Params const& params, WorkTile const& work, int first, int const* order)
@@ -33,18 +34,17 @@ class Epilogue : protected few_rows::Epilogue<Config> {
 
   template <int kBlocks>
   __device__ void store(few_rows::Sums<kBlocks>& sums, Terms<kBlocks> const& terms) const {
-    if constexpr (kHasScales) {
 #pragma unroll
-      for (int i = 0; i < 2 * kBlocks * 4; ++i) {
-        int const strip = i / (kBlocks * 4), block = i / 4 % kBlocks, e = i % 4;
-        sums[strip][block][e] *= terms.scale[strip][e / 2];
-      }
+    for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+      int const strip = i / (kBlocks * 4), block = i / 4 % kBlocks, e = i % 4;
+      sums[strip][block][e] *= kHasScales ? terms.scale[strip][e / 2] : kFactor;
     }
     Base::store(sums, terms);
   }
 
  protected:
-  // Reads the scales of a lane's columns, except of columns that the result does not have.
+  // Reads kFactor times the scales of a lane's columns, except of columns that the result does not
+  // have.
   __device__ void read_scales(float (&scales)[2][2]) const {
     int64_t const before = int64_t(group_) * params_.strips() * kSide;
 #pragma unroll
@@ -52,7 +52,7 @@ class Epilogue : protected few_rows::Epilogue<Config> {
       Matrices const& matrices = this->has_up() && i / 2 ? params_.up : params_.gate;
       int const column = Base::column(i / 2, i % 2);
       if (column < params_.n)
-        scales[i / 2][i % 2] = __ldg(matrices.channel_scales + before + column);
+        scales[i / 2][i % 2] = kFactor * __ldg(matrices.channel_scales + before + column);
     }
   }
 

@@ -5,5 +5,7 @@ namespace jgg::packed {
 
 template cudaError_t streamed<Format::kInt4>(Arguments const&, cudaStream_t);
 template cudaError_t decoded<Format::kInt4>(Arguments const&, cudaStream_t);
+template cudaError_t streamed<Format::kInt4Zeros>(Arguments const&, cudaStream_t);
+template cudaError_t decoded<Format::kInt4Zeros>(Arguments const&, cudaStream_t);
 
 }  // namespace jgg::packed

@@ -35,7 +35,8 @@ struct StageConfig {
   static constexpr int kRecordBytes = record_bytes(kFormat);
   static constexpr int kValueBytes = kRecords * kRecordBytes;
   static constexpr int kScaleBytes = kRecords * Of::kSlots * Of::kSlotBytes;
-  static constexpr int kGroupBytes = Of::kMayHaveZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
+  static constexpr bool kHasZeros = kFormat == Format::kInt4Zeros;
+  static constexpr int kGroupBytes = kHasZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
   static_assert(kValueBytes % 16 == 0 && kGroupBytes % 16 == 0, "bulk copies are of 16 bytes");
   static constexpr int kRowsBytes = kTileM * kRowBytes;  // of a record's part of K
   static constexpr int kStageBytes = kStrips * (kValueBytes + kGroupBytes) + kRecords * kRowsBytes;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, u
 template <class Config>
 class Copier {
   static constexpr int kSlotBytes = Config::Of::kSlotBytes;
-  static constexpr int kKinds = kSlotBytes == 0 ? 1 : Config::Of::kMayHaveZeros ? 3 : 2;
+  static constexpr int kKinds = kSlotBytes == 0 ? 1 : Config::kHasZeros ? 3 : 2;
   static_assert(kKinds * Config::kStrips <= kWarpSize);
 
  public:
@@ -98,13 +99,13 @@ class Copier {
     unit_ = Config::kRecordBytes;
     shift_ = 1;
     if (kind > 0) {
-      if constexpr (Config::Of::kMayHaveZeros) shift_ = params.of.shift;
+      if constexpr (is_int4(Config::kFormat)) shift_ = params.of.shift;
       base = kind == 1 ? matrices.scales : matrices.zero_points;
       to = shared.groups[0][strip] + (kind == 1 ? 0 : Config::kScaleBytes);
       unit_ = kind == 1 ? kSlotBytes : kSlotBytes / 2;
     }
     // A strip past the last one has no bytes.
-    if (kind >= kKinds || at >= params.strips() || base == nullptr) unit_ = 0;
+    if (kind >= kKinds || at >= params.strips()) unit_ = 0;
     int64_t const before = int64_t(work.group) * params.strips() + at;
     from_ = base + before * bytes(params.records());
     to_ = cute::cast_smem_ptr_to_uint(to);

@@ -11,15 +11,17 @@
 namespace jgg::packed {
 
 // How matrices are quantised and packed: jax_grouped_gemm/_src/quantized/pack.py says which bit is
-// where.
-enum class Format : int { kMxFp4, kInt4, kInt8, kFp8, kFp8Blocks };
+// where. kInt4Zeros is int4 with zero points. Without them the zero point is 8, and kernels need
+// fewer instructions.
+enum class Format : int { kMxFp4, kInt4, kInt4Zeros, kInt8, kFp8, kFp8Blocks };
 
 // A record has 64 columns by 64 elements of K.
 constexpr int kSide = 64;
 
-constexpr int bits_of(Format format) {
-  return format == Format::kMxFp4 || format == Format::kInt4 ? 4 : 8;
+constexpr bool is_int4(Format format) {
+  return format == Format::kInt4 || format == Format::kInt4Zeros;
 }
+constexpr int bits_of(Format format) { return format == Format::kMxFp4 || is_int4(format) ? 4 : 8; }
 constexpr int record_bytes(Format format) { return kSide * kSide * bits_of(format) / 8; }
 
 // A stack of matrices [matrices, k, n], in records [matrices, ceil(n / 64), ceil(k / 64)].
@@ -35,6 +37,11 @@ struct Matrices {
   float const* channel_scales = nullptr;
 };
 
+// Returns the format that kernels are compiled for.
+constexpr Format with_zeros(Format format, Matrices const& matrices) {
+  return format == Format::kInt4 && matrices.zero_points ? Format::kInt4Zeros : format;
+}
+
 // The scale of a record of FP8 in blocks. The sum of `high` and `low`, which are two numbers of
 // bfloat16, is 2^120 times the scale over the channel scale.
 struct alignas(16) BlockScale {
@@ -48,11 +55,9 @@ static_assert(sizeof(BlockScale) == 4 * sizeof(float));
 // The rows of a tile in decoded_dot().
 constexpr int kFewRows = 32;
 constexpr int kManyRows = 128;
-// Two thread blocks with tiles of few rows share a multiprocessor. With other formats they would
+// Two thread blocks with tiles of few rows share a multiprocessor. With FP8 in blocks they would
 // spill registers.
-constexpr bool has_tiles_of_few_rows(Format format) {
-  return bits_of(format) == 4 || format == Format::kFp8;
-}
+constexpr bool has_tiles_of_few_rows(Format format) { return format != Format::kFp8Blocks; }
 
 // The matrices of `product` are not used. `gate` and `up` replace them.
 struct Arguments {

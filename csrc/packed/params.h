@@ -20,9 +20,9 @@ struct Params : few_rows::Product {
   __device__ int records() const { return (k + kSide - 1) / kSide; }
 };
 
-inline Groups groups_of(int group_size, Matrices const& matrices) {
+inline Groups groups_of(int group_size) {
   int const shift = group_size >= 128 ? 2 : group_size >= 64 ? 1 : 0;
-  return {shift, matrices.zero_points != nullptr};
+  return {shift};
 }
 
 inline Params make_params(Arguments const& a) {
@@ -31,7 +31,7 @@ inline Params make_params(Arguments const& a) {
   params.gate = a.gate;
   params.up = a.up;
   params.has_up = a.product.has_activation && a.up.values != nullptr;
-  params.of = groups_of(a.group_size, a.gate);
+  params.of = groups_of(a.group_size);
   params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;

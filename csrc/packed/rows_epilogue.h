@@ -113,7 +113,7 @@ class RowsEpilogue : Epilogue<Config> {
         for (int i = 0; i < 4; ++i) {
           int const strip = i / 2, odd = i % 2;
           x[strip][odd] = sums[strip][block][2 * high + odd];
-          if constexpr (Base::kHasScales) x[strip][odd] *= scale_[strip][high];
+          x[strip][odd] *= Base::kHasScales ? scale_[strip][high] : Base::kFactor;
           float const bias = bias_[strip][high];
           x[strip][odd] += activates() ? bias : weights[odd] * bias;
         }

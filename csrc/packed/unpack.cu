@@ -37,7 +37,8 @@ template <Format kFormat>
 __global__ void __launch_bounds__(kThreads)
     unpack_kernel(const __grid_constant__ UnpackParams params) {
   constexpr bool kInBlocks = kFormat == Format::kFp8Blocks;
-  // FP8 in blocks is decoded without its scales, so that results have the bits of float32 products.
+  // int4 and FP8 in blocks are decoded without scales, so that results have the bits of float32
+  // products.
   using Of = Record<kInBlocks ? Format::kFp8 : kFormat>;
   constexpr int kSlotBytes = Record<kFormat>::kSlotBytes;
   __shared__ alignas(128) uint8_t lines[kRecords][kSide][kLineBytes];
@@ -48,19 +49,18 @@ __global__ void __launch_bounds__(kThreads)
   int64_t const strip = int64_t(place.matrix) * params.grid.down + place.down;
 
   int const shift = params.of.shift;
-  int64_t const slots =
-      kFormat == Format::kInt4 ? (2 * records + (1 << shift) - 1) >> shift : records;
-  int const slot = kFormat == Format::kInt4 ? 2 * first >> shift : first;
+  int64_t const slots = is_int4(kFormat) ? (2 * records + (1 << shift) - 1) >> shift : records;
+  int const slot = is_int4(kFormat) ? 2 * first >> shift : first;
   uint8_t const* const values =
       params.packed.values + (strip * records + first) * record_bytes(kFormat);
   uint8_t const* const scales = params.packed.scales + (strip * slots + slot) * kSlotBytes;
   uint8_t const* const zeros =
       params.packed.zero_points + (strip * slots + slot) * (kSlotBytes / 2);
-  float channel[2] = {1.0f, 1.0f};
-  if constexpr (kFormat != Format::kInt4 && !kInBlocks) {
+  float channel[2] = {factor_of(kFormat), factor_of(kFormat)};
+  if constexpr (!is_int4(kFormat) && !kInBlocks) {
     float const* const of_strip = params.packed.channel_scales + strip * kSide;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) channel[i] = __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
+    for (int i = 0; i < 2; ++i) channel[i] *= __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
   }
 
   // Lane l gives the address of line l % 8 of a fragment of 8 columns by 8 elements of K.
@@ -68,9 +68,7 @@ __global__ void __launch_bounds__(kThreads)
     int const k = step * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
     Fragment b;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      b[i] = kFormat == Format::kInt4 ? a[i] : scaled(a[i], channel[i % 2]);
-    }
+    for (int i = 0; i < 4; ++i) b[i] = scaled(a[i], channel[i % 2]);
     auto& to = *reinterpret_cast<cute::uint128_t*>(&lines[record][k][(piece ^ k % 8) * 16]);
     cute::SM90_U16x8_STSM_T::copy(b[0], b[1], b[2], b[3], to);
   };
@@ -81,15 +79,24 @@ __global__ void __launch_bounds__(kThreads)
       channel[0] = channel[1] = reinterpret_cast<BlockScale const*>(scales)[record].scale;
     }
     Of const of(values, scales, zeros, record, thread, params.of);
-    Fragment a;
-    of.template decode<0>(a);
-    write(record, 0, a);
-    of.template decode<1>(a);
-    write(record, 1, a);
-    of.template decode<2>(a);
-    write(record, 2, a);
-    of.template decode<3>(a);
-    write(record, 3, a);
+    auto const step = [&](auto k) {
+      constexpr int kStep = decltype(k)::value;
+      Fragment a;
+      if constexpr (is_int4(kFormat)) {
+        int const at = Of::place_of_group(record, kStep / 2, thread, params.of);
+        uint32_t const pair = *reinterpret_cast<uint32_t const*>(scales + at);
+        channel[0] = __uint_as_float(pair << 16);
+        channel[1] = __uint_as_float(pair & 0xFFFF0000);
+        of.template decode_codes<kStep>(a);
+      } else {
+        of.template decode<kStep>(a);
+      }
+      write(record, kStep, a);
+    };
+    step(cute::Int<0>{});
+    step(cute::Int<1>{});
+    step(cute::Int<2>{});
+    step(cute::Int<3>{});
   }
   __syncthreads();
 
@@ -120,14 +127,14 @@ cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
   TileGrid const grid{unsigned(ceil_div(ceil_div(a.k, kSide), kRecords)),
                       unsigned(ceil_div(a.n, kSide))};
   UnpackParams const params{
-      a.packed, groups_of(a.group_size, a.packed), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
+      a.packed, groups_of(a.group_size), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
   return with_constants(
       [&](auto format) {
         unpack_kernel<format.value><<<grid.blocks(a.matrices), kThreads, 0, stream>>>(params);
         return cudaGetLastError();
       },
-      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8, Format::kFp8, Format::kFp8Blocks>{
-          a.format});
+      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt4Zeros, Format::kInt8, Format::kFp8,
+            Format::kFp8Blocks>{with_zeros(a.format, a.packed)});
 }
 
 }  // namespace jgg::packed

@@ -137,6 +137,8 @@ def test_where_each_bit_lies(rng):
                     found = oracle.record_of_4_bits(record, interleaved=name == "mxfp4")
                 else:
                     found = oracle.record_of_8_bits(record, interleaved=name != "int8")
+                    if name == "int8":
+                        found ^= 128  # records have codes plus 128
                 place = slice(64 * row, 64 * row + 64), slice(64 * column, 64 * column + 64)
                 np.testing.assert_array_equal(found, bits(codes[0][place]))
 
@@ -152,9 +154,13 @@ def test_each_bit_of_a_record_is_used_once(name):
     }[name]
     dtype = {"int8": np.int8, "fp8": E4M3}.get(name, np.uint8)
     seen = np.zeros((64 * 64 * count // 8,), np.int64)
+
+    def record(code):
+        codes = np.full((1, 64, 64), code, np.uint8).view(dtype)
+        return np.asarray(jgg.from_codes(codes, scales, name).values).reshape(-1)
+
     for bit in range(count):
-        code = np.full((1, 64, 64), 1 << bit, np.uint8).view(dtype)
-        values = np.asarray(jgg.from_codes(code, scales, name).values).reshape(-1)
+        values = record(1 << bit) ^ record(0)
         assert not (seen & values).any()
         seen |= values
         assert np.bitwise_count(values).sum() == 64 * 64
@@ -200,6 +206,27 @@ def test_what_a_kernel_makes_of_mxfp4(rng):
         w, lane = divmod(thread, 32)
         scale = 2.0 ** (slots[8 * w + lane // 4, step // 2, pair % 2] - 127)
         assert fragment * scale * channel[column] == want[row, column]
+
+
+def test_what_a_kernel_makes_of_int8():
+    codes = (np.arange(512 * 64).reshape(512, 64) * 37 % 256).astype(np.uint8).view(np.int8)
+    q = jgg.from_codes(codes[None], np.ones((1, 64), np.float32), "int8")
+    np.testing.assert_array_equal(oracle.kernel_int8(q.values[0]), codes * 2.0**-6)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_what_a_kernel_makes_of_int4(has_zeros, rng):
+    """Weights are 2^-69 times the rounded products for the scales that decode.h names."""
+    codes = rng.integers(0, 16, (1, 64, 256), dtype=np.uint8)
+    scales = np.exp2(rng.uniform(-57, 67, (1, 2, 256))).astype(np.float32).astype(BF16)
+    scales[0, 0, :2] = 2.0**-57, np.float32(2.0**67 - 2.0**59)
+    zeros = rng.integers(0, 16, scales.shape, dtype=np.uint8) if has_zeros else None
+    q = jgg.from_codes(codes, scales, "int4", group_size=32, zero_points=zeros)
+    wide = scales.astype(np.float64).repeat(32, 1)[0]
+    zero = zeros.repeat(32, 1)[0] if has_zeros else None
+    got = oracle.kernel_int4(q.values[0], wide, zero)
+    want = oracle.in_bfloat16((codes[0] - (8.0 if zero is None else 1.0 * zero)) * wide)
+    np.testing.assert_array_equal(got * 2.0**69, want)
 
 
 @pytest.mark.parametrize("name, scales", [("fp8", (1, 256)), ("fp8_128x128", (1, 4, 2))])

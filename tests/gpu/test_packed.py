@@ -12,7 +12,7 @@ from tests.support import weight_formats
 
 BF16 = jnp.bfloat16
 EIGHT_BITS = "int8", "fp8", "fp8_128x128"
-WITHOUT_FEW_ROWS = "int8", "fp8_128x128"
+WITHOUT_FEW_ROWS = ("fp8_128x128",)
 ALL = "mxfp4", "int4", *EIGHT_BITS
 FORMATS = pytest.mark.parametrize(
     "format, options",

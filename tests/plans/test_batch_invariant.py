@@ -83,7 +83,7 @@ def test_float32_has_one_kernel():
 @pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 def test_packed_weights_have_kernels_that_do_not_cut_sums(format):
     q = packed(8, 256, 384, format=format)
-    few = "decoded_32x256" if format in ("mxfp4", "int4", "fp8") else "decoded_128x256"
+    few = "decoded_128x256" if format == "fp8_128x128" else "decoded_32x256"
     for m in COUNTS:
         expected = few if m <= 24 * 8 else "decoded_128x256"
         assert names(product(m, 256, 384, 8, rhs=q, batch_invariant=True)) == [expected]

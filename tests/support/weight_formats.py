@@ -129,23 +129,69 @@ def kernel_pairs(words) -> list[np.ndarray]:
     return [each & mask for each in (x, x << np.uint32(6), rotated(x), both)]
 
 
-def kernel_e4m3(values) -> np.ndarray:
-    """Returns the bfloat16, as uint32 [k, n], that a kernel moves the bits of FP8 codes to.
+def in_order(words) -> np.ndarray:
+    """Returns bfloat16, as uint32 [k, n], that are two in a word.
+
+    Args:
+      words: the words of each pair of a thread's step, [n / 64, k / 64, threads, steps].
+    """
+    columns, rows = words[0].shape[:2]
+    out = np.zeros((rows, 64, columns, 64), np.uint32)
+    for thread, step, pair, half, column, row in threads():
+        word = words[pair][:, :, thread, step]
+        out[:, row, :, column] = (word >> np.uint32(16 * half) & np.uint32(0xFFFF)).T
+    return out.reshape(64 * rows, 64 * columns)
+
+
+def words_of_8_bits(values) -> list[np.ndarray]:
+    """Returns the two words of each step, as `in_order` takes them.
 
     Args:
       values: the records of a matrix, [n / 64, k / 64, 4096].
     """
     values = np.asarray(values)
-    columns, rows = values.shape[:2]
-    x = values.view("<u4").reshape(columns, rows, 2, 128, 2, 2)
+    x = values.view("<u4").reshape(*values.shape[:2], 2, 128, 2, 2)
+    x = np.moveaxis(x, 2, 3).reshape(*values.shape[:2], 128, 4, 2)
+    return [x[..., 0], x[..., 1]]
+
+
+def kernel_e4m3(values) -> np.ndarray:
+    """Returns the bfloat16, as uint32 [k, n], that a kernel moves the bits of FP8 codes to."""
     mask, moved_left = np.uint32(0x87F087F0), np.uint32(0x80F080F0)
-    second = x << np.uint32(4) & moved_left | x >> np.uint32(4) & ~moved_left
-    words = x & mask, second & mask
-    out = np.zeros((rows, 64, columns, 64), np.uint32)
-    for thread, step, pair, half, column, row in threads():
-        word = words[pair % 2][:, :, step // 2, thread, step % 2, pair // 2]
-        out[:, row, :, column] = (word >> np.uint32(16 * half) & np.uint32(0xFFFF)).T
-    return out.reshape(64 * rows, 64 * columns)
+    words = []
+    for x in words_of_8_bits(values):
+        second = x << np.uint32(4) & moved_left | x >> np.uint32(4) & ~moved_left
+        words += [x & mask, second & mask]
+    return in_order(words)
+
+
+def numbers(bfloat16) -> np.ndarray:
+    """Returns, in float64, the numbers whose bits are bfloat16 in uint32."""
+    return (bfloat16 << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+def kernel_int8(values) -> np.ndarray:
+    """Returns the numbers [k, n] to which a kernel decodes int8, in float64."""
+    mask = np.uint32(0x00FF00FF)
+    words = [x >> np.uint32(8 * i) & mask for x in words_of_8_bits(values) for i in range(2)]
+    return in_bfloat16(numbers(in_order(words)) * 2.0**127 - 2)
+
+
+def kernel_int4(values, scales, zeros) -> np.ndarray:
+    """Returns the weights [k, n] to which a kernel decodes int4, in float64.
+
+    Args:
+      values: the records of a matrix, [n / 64, k / 64, 2048].
+      scales, zeros: the scale and the zero point of each element; `zeros` may be None.
+    """
+    values = np.asarray(values)
+    x = values.view("<u4").reshape(*values.shape[:2], 128, 4)
+    moved = [x << np.uint32(4), x, x >> np.uint32(4), x >> np.uint32(8)]
+    codes = numbers(in_order([each & np.uint32(0x00F000F0) for each in moved]))
+    wide = in_bfloat16(scales * 2.0**60)
+    if zeros is None:
+        return in_bfloat16(codes * wide + in_bfloat16(wide * -(2.0**-126)))
+    return in_bfloat16(in_bfloat16(codes - zeros * 2.0**-129) * wide)
 
 
 def in_bfloat16(x) -> np.ndarray:

@@ -13,8 +13,8 @@ bits interleave, and two words hold the codes of two steps.
 
 Codes of 8 bits fill two words in each step, one for pairs 0 and 1 and one for pairs 2 and 3. The
 first half of such a record holds steps 0 and 1 and the second half steps 2 and 3, so that loads of
-16 bytes for each thread have no bank conflicts. In FP8, the bits of every two consecutive bytes
-interleave, see fp8/weight_formats.py.
+16 bytes for each thread have no bank conflicts. Numbers of int8 are stored plus 128. In FP8, the
+bits of every two consecutive bytes interleave, see fp8/weight_formats.py.
 
 Matrices are padded to multiples of 64 with codes that decode to zero.
 """
@@ -129,9 +129,9 @@ def unpack4(values: jax.Array, matrix: tuple[int, int], *, fp4: bool) -> jax.Arr
     return _of_threads(split.reshape(*split.shape[:5], 4, 2, 2, 2), matrix)
 
 
-def pack8(codes: jax.Array) -> jax.Array:
-    """Packs uint8 [k, n] into records, uint8 [N/64, K/64, 4096]."""
-    x = _to_threads(codes, 0)
+def pack8(codes: jax.Array, *, fill: int = 0) -> jax.Array:
+    """Packs uint8 [k, n] into records, uint8 [N/64, K/64, 4096]. Padding has the code `fill`."""
+    x = _to_threads(codes, fill)
     x = x.reshape(*x.shape[:5], 2, 2, *x.shape[6:])  # half of the record, step in it
     # Bytes 0 and 2 of a word are one pair, bytes 1 and 3 the other pair.
     x = x.transpose(0, 1, 5, 2, 3, 4, 6, 7, 9, 8)

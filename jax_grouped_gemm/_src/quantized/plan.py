@@ -108,7 +108,7 @@ class PackedKernel(TiledKernel):
 
 DECODED_COLUMNS = 256
 # Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows.
-_SMALL_TILE_FORMATS = "mxfp4", "int4", "fp8"
+_SMALL_TILE_FORMATS = "mxfp4", "int4", "int8", "fp8"
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 

@@ -244,13 +244,14 @@ def channel_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
 
 
 def int8_pack(codes: Codes, format: Format) -> Parts:
-    """Packs codes as bytes, and pads scales to the columns of the records."""
-    return Parts(pack.pack8(pack.bits_of(codes.codes)), None, pack.pad_columns(codes.scales, 1))
+    """Packs codes plus 128 as bytes, and pads scales to the columns of the records."""
+    values = pack.pack8(pack.bits_of(codes.codes) ^ 128, fill=128)
+    return Parts(values, None, pack.pad_columns(codes.scales, 1))
 
 
 def int8_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
     """Returns the codes that `int8_pack` packed, exactly."""
-    codes = lax.bitcast_convert_type(pack.unpack8(parts.values, matrix), jnp.int8)
+    codes = lax.bitcast_convert_type(pack.unpack8(parts.values, matrix) ^ 128, jnp.int8)
     return Codes(codes, parts.channel_scales[: matrix[1]])
 
 
@@ -294,7 +295,7 @@ packed(
     may_have_zero_points=True,
 )
 packed(
-    Format("int8", UINT8, 8, channel_scales=True, values_rank=3),
+    Format("int8", UINT8, 8, channel_scales=True, values_rank=3, version=2),
     encode=int8_encode,
     decode=channel_decode,
     pack=int8_pack,
