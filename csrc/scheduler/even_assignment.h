@@ -10,21 +10,20 @@ namespace jgg {
 // Lays the units end to end and cuts them into ranges of equal length, one for each cluster. This
 // is for kernels that spend their time on reading operands, share no operands between units, and
 // have so few sums that handing them over takes almost no time. Clusters wait for each other as in
-// `Assignment`. If there are at most as many units as clusters, but enough for a third of them,
-// units are not cut, and no cluster waits.
+// `Assignment`. Short units are not cut if there are at most as many units as clusters, but enough
+// for a third of them. Then no cluster waits.
 class EvenAssignment {
  public:
-  static constexpr int kLeastSteps = 4;    // of a range
-  static constexpr int kMostPerWhole = 3;  // clusters for each unit that is not cut
+  static constexpr int kLeastSteps = 4;  // of a range
+  // Of a unit that is not cut.
+  static constexpr int kMostSteps = 32;
+  static constexpr int kMostClusters = 3;
 
   JGG_HOST_DEVICE EvenAssignment(int units, int steps, int cluster, int clusters) : steps_(steps) {
-    int64_t const total = int64_t(units) * steps, most = total / kLeastSteps;
-    bool const whole = units <= clusters && units * kMostPerWhole >= clusters;
-    ranges_ = total == 0        ? 0
-              : whole           ? units
-              : most < 1        ? 1
-              : most < clusters ? int(most)
-                                : clusters;
+    bool const whole =
+        steps <= kMostSteps && units <= clusters && units * kMostClusters >= clusters;
+    int64_t const total = int64_t(units) * steps, shares = whole ? units : total / kLeastSteps;
+    ranges_ = total == 0 ? 0 : shares < 1 ? 1 : shares < clusters ? int(shares) : clusters;
     if (cluster >= ranges_) return;
     share_ = total / ranges_;
     longer_ = int(total - share_ * ranges_);
