@@ -107,8 +107,6 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
-# Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows.
-_SMALL_TILE_FORMATS = "mxfp4", "int4", "int8", "fp8"
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
@@ -134,9 +132,6 @@ _decoding = functools.partial(
     refuses=lambda x: f"k={x.shape[1]} must be a multiple of 8" * (x.shape[1] % 8 > 0),
     in_order=always,  # tiles of all heights sum in the same order
 )
-_decoding_many = functools.partial(
-    _decoding, tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
-)
 PACKED_KERNELS = (
     PackedKernel(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
@@ -149,11 +144,14 @@ PACKED_KERNELS = (
     _decoding(
         tile=TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.SMALL_TILE_BLOCKS,
-        rhs=_SMALL_TILE_FORMATS,
+        rhs=("mxfp4", "int4", "int8", "fp8"),
         most_rows=24,
     ),
-    _decoding_many(rhs=("mxfp4",), most_rows=1024),
-    _decoding_many(rhs=("int4", "int8", "fp8", "fp8_128x128"), most_rows=512),
+    _decoding(
+        tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1),
+        rhs=call.FORMATS,
+        most_rows=1024,
+    ),
 )
 """The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
 
