@@ -76,11 +76,12 @@ def test_large_matrices_are_decoded_for_fewer_rows(format, tokens, kernels):
     assert of_experts(32, 2880, 2880, 4, format, tokens) == kernels
 
 
-@pytest.mark.parametrize("format", ["mxfp4", "int4"])
-@pytest.mark.parametrize("tokens, schedule", [(8, "streamed"), (16, "decoded")])
-def test_short_matrices_are_decoded_for_a_row_a_group(format, tokens, schedule):
-    of_gate, of_down = of_experts(128, 2048, 768, 8, format, tokens)
-    assert of_gate.startswith(schedule) and of_down.startswith(schedule)
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
+def test_short_matrices_are_decoded_for_a_row_a_group(format):
+    fewest = 72 if format in WITHOUT_FEW_ROWS else 16
+    for tokens, schedule in ((8, "streamed"), (fewest - 8, "streamed"), (fewest, "decoded")):
+        of_gate, of_down = of_experts(128, 2048, 768, 8, format, tokens)
+        assert of_gate.startswith(schedule) and of_down.startswith(schedule)
 
 
 def of_experts(experts, embed, hidden, top_k, format, tokens):

@@ -107,6 +107,9 @@ class PackedKernel(TiledKernel):
 
 
 DECODED_COLUMNS = 256
+SMALL_TILE_FORMATS = "mxfp4", "int4", "int8", "fp8"
+"""Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows."""
+
 # Count thread blocks on an H200, because programs are traced before their device is known.
 _SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
@@ -122,7 +125,7 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     tiles = min(count, problem.rows) * -(-problem.products * n // DECODED_COLUMNS)
     if k * 2 % TMA_ALIGNMENT_BYTES or tiles < _SMALL_TILE_PLACES:
         return False
-    is_short = k <= 2048 and problem.format.bits == 4
+    is_short = k <= 2048 and packed_format(problem.format) in SMALL_TILE_FORMATS
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
@@ -144,7 +147,7 @@ PACKED_KERNELS = (
     _decoding(
         tile=TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1),
         blocks=call.SMALL_TILE_BLOCKS,
-        rhs=("mxfp4", "int4", "int8", "fp8"),
+        rhs=SMALL_TILE_FORMATS,
         most_rows=24,
     ),
     _decoding(
