@@ -108,7 +108,7 @@ cudaError_t gather_rows(GatherArguments const& arguments, cudaStream_t stream);
 cudaError_t dispatch_rows(DispatchArguments const& arguments, cudaStream_t stream);
 cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream);
 cudaError_t row_dots(DotsArguments const& arguments, cudaStream_t stream);
-// Blocks that share the pairs of a batch run at the same time.
+// Launches one kernel if `blocks` is 1, else two kernels.
 cudaError_t sort_by_expert(SortArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::rows

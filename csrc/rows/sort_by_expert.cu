@@ -3,12 +3,8 @@
 // warp's pairs of an expert is the sum of three counts: all pairs of earlier experts, and the pairs
 // of this expert in earlier blocks and in earlier warps of the block. From this place on, the warp
 // places its pairs in their order. Nothing depends on which block or warp runs first.
-#include <cooperative_groups.h>
-
-#include <algorithm>
 #include <cstdint>
 
-#include "multiprocessors.h"
 #include "rows/rows.h"
 
 namespace jgg::rows {
@@ -99,6 +95,22 @@ __device__ __forceinline__ int* counts_of_block(SortArguments const& arguments, 
   return arguments.workspace + row * bins_of(arguments.experts);
 }
 
+// Writes to the workspace how many of a block's pairs go to each expert.
+__global__ void __launch_bounds__(kThreads, 1) count_kernel(SortArguments arguments) {
+  extern __shared__ int count[];  // [bins]
+  int const bins = bins_of(arguments.experts);
+  for (int bin = threadIdx.x; bin < bins; bin += kThreads) count[bin] = 0;
+  __syncthreads();
+  int const* expert = arguments.expert + static_cast<int64_t>(blockIdx.y) * arguments.pairs;
+  Range const mine = pairs_of_block(arguments).part(threadIdx.x / kWarp, kWarps, kWarp);
+  for_each_pair(expert, arguments.experts, mine, [&](int, int bin) {
+    if (bin >= 0) atomicAdd(&count[bin], 1);
+  });
+  __syncthreads();
+  int* const to = counts_of_block(arguments, blockIdx.x);
+  for (int bin = threadIdx.x; bin < bins; bin += kThreads) to[bin] = count[bin];
+}
+
 // Adds up the counts of each bin: those of all blocks to `total`, and those of earlier blocks to
 // `before`. A warp takes 32 bins. If there are more warps than all bins need, several warps take
 // the same bins, and each of them adds up a part of the blocks.
@@ -117,7 +129,7 @@ __device__ __forceinline__ void add_blocks(SortArguments const& arguments, int* 
 #pragma unroll
       for (int i = 0; i < kCounts; ++i) {
         int const block = first + i * sharing;
-        count[i] = block < blocks ? __ldcg(counts + static_cast<int64_t>(block) * bins) : 0;
+        count[i] = block < blocks ? __ldg(counts + static_cast<int64_t>(block) * bins) : 0;
       }
 #pragma unroll
       for (int i = 0; i < kCounts; ++i) {
@@ -130,9 +142,8 @@ __device__ __forceinline__ void add_blocks(SortArguments const& arguments, int* 
   }
 }
 
-// If a batch has several blocks, they run at the same time and wait for each other's counts.
 template <bool kAlone>
-__global__ void __launch_bounds__(kThreads, 1) sort_kernel(SortArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 1) place_kernel(SortArguments arguments) {
   extern __shared__ int shared[];
   int const experts = arguments.experts, bins = bins_of(experts), warps = warps_of(experts);
   int* const warp_sums = shared;            // [kWarps]
@@ -152,22 +163,19 @@ __global__ void __launch_bounds__(kThreads, 1) sort_kernel(SortArguments argumen
   for_each_pair(expert, experts, mine, [&](int, int bin) {
     if (bin >= 0) atomicAdd(&my_place[bin], 1);
   });
+  if constexpr (!kAlone) add_blocks(arguments, total, before);
   __syncthreads();
 
-  // Compute the start of each warp's pairs of a bin, within the block's pairs of the bin.
+  // Compute the start of each warp's pairs of a bin, within the bin.
   for (int bin = threadIdx.x; bin < bins; bin += kThreads) {
-    int sum = 0;
+    int sum = before[bin];
 #pragma unroll 8
     for (int w = 0; w < warps; ++w) {
       int const count = place[w * bins + bin];
       place[w * bins + bin] = sum;
       sum += count;
     }
-    (kAlone ? total : counts_of_block(arguments, blockIdx.x))[bin] = sum;
-  }
-  if constexpr (!kAlone) {
-    cooperative_groups::this_grid().sync();
-    add_blocks(arguments, total, before);
+    if constexpr (kAlone) total[bin] = sum;
   }
   __syncthreads();
 
@@ -181,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1) sort_kernel(SortArguments argumen
     if (bin < experts && blockIdx.x == 0) {
       arguments.group_sizes[static_cast<int64_t>(blockIdx.y) * experts + bin] = size;
     }
-    before[bin] += sum;
+    before[bin] = sum;
     sum += size;
   }
   __syncthreads();
@@ -211,31 +219,25 @@ cudaError_t allow_shared(void const* kernel, int bytes) {
 
 }  // namespace
 
-cudaError_t sort_by_expert(SortArguments const& given, cudaStream_t stream) {
-  int const bins = bins_of(given.experts);
-  if (given.experts > kMostExperts || given.blocks < 1) return cudaErrorInvalidValue;
-  // All blocks have to run at the same time, and only one fits on a multiprocessor.
-  int multiprocessors;
-  cudaError_t status = count_multiprocessors(multiprocessors);
-  if (status != cudaSuccess) return status;
-  SortArguments arguments = given;
-  arguments.blocks = std::clamp(multiprocessors / given.batches, 1, given.blocks);
+cudaError_t sort_by_expert(SortArguments const& arguments, cudaStream_t stream) {
+  int const bins = bins_of(arguments.experts);
+  if (arguments.experts > kMostExperts || arguments.blocks < 1) return cudaErrorInvalidValue;
   int const words = kWarps + (warps_of(arguments.experts) + 2) * bins;
   int const shared_bytes = words * static_cast<int>(sizeof(int));
-  auto const kernel = arguments.blocks == 1 ? sort_kernel<true> : sort_kernel<false>;
-  status = allow_shared(reinterpret_cast<void const*>(kernel), shared_bytes);
+  dim3 const grid(arguments.blocks, arguments.batches);
+  auto const place = arguments.blocks == 1 ? place_kernel<true> : place_kernel<false>;
+  cudaError_t status = allow_shared(reinterpret_cast<void const*>(place), shared_bytes);
   if (status != cudaSuccess) return status;
-  cudaLaunchAttribute together;
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(arguments.blocks, arguments.batches);
-  launch.blockDim = dim3(kThreads);
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &together;
-  launch.numAttrs = arguments.blocks > 1;
-  return cudaLaunchKernelEx(&launch, kernel, arguments);
+  if (arguments.blocks > 1) {
+    int const count_bytes = bins * static_cast<int>(sizeof(int));
+    status = allow_shared(reinterpret_cast<void const*>(count_kernel), count_bytes);
+    if (status != cudaSuccess) return status;
+    count_kernel<<<grid, kThreads, count_bytes, stream>>>(arguments);
+    status = cudaGetLastError();
+    if (status != cudaSuccess) return status;
+  }
+  place<<<grid, kThreads, shared_bytes, stream>>>(arguments);
+  return cudaGetLastError();
 }
 
 }  // namespace jgg::rows

@@ -34,7 +34,7 @@ def gather(*, tokens=64, width=32, rows=256, choices=4, batch=(), dtype=jnp.bflo
 
 class TestSort:
     @pytest.mark.parametrize("pairs", [1, 1024, 4096])
-    def test_few_pairs_take_one_block(self, pairs):
+    def test_few_pairs_take_one_launch(self, pairs):
         assert sort(pairs, 128).grid == 1
 
     @pytest.mark.parametrize("pairs", [4097, 65536, 2**20])

@@ -35,7 +35,7 @@ COUNTS_OF_ALL_BLOCKS = 65536
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sort(Kernel):
-    """A way to sort in one launch. The problem that it takes is the number of pairs.
+    """A way to sort. The problem that it takes is the number of pairs.
 
     Attributes:
       blocks: returns the number of thread blocks for numbers of pairs and of experts.
@@ -52,12 +52,12 @@ def _several_blocks(pairs: int, num_experts: int) -> int:
 
 SORTS = (
     Sort(
-        "many_blocks",
+        "two_launches",
         record=("h200_moe_quack.json", "qwen3_30b/moe_forward"),
         blocks=_several_blocks,
     ),
     Sort(
-        "one_block",
+        "one_launch",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
         blocks=lambda pairs, num_experts: 1,
         pays=lambda pairs, target: pairs <= PAIRS_OF_A_SORT_IN_ONE_BLOCK,
