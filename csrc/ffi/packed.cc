@@ -213,10 +213,10 @@ ffi::Error unpack_matrices(cudaStream_t stream, ffi::AnyBuffer values, ffi::Rema
   return launched(packed::unpack(a, stream), "unpack_matrices");
 }
 
-Handler<streamed_packed_dot> const streamed_handler{"streamed_packed_dot.v2"};
-Handler<decoded_packed_dot> const decoded_handler{"decoded_packed_dot.v2"};
-Handler<decode_packed_mlp> const decode_handler{"decode_packed_mlp.v2"};
-Handler<unpack_matrices> const unpack_handler{"unpack_matrices.v2"};
+Handler<streamed_packed_dot> const streamed_handler{"streamed_packed_dot.v3"};
+Handler<decoded_packed_dot> const decoded_handler{"decoded_packed_dot.v3"};
+Handler<decode_packed_mlp> const decode_handler{"decode_packed_mlp.v3"};
+Handler<unpack_matrices> const unpack_handler{"unpack_matrices.v3"};
 
 }  // namespace
 }  // namespace jgg

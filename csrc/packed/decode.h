@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t subtract_two(uint32_t a, uint32_t b) {
   return difference;
 }
 
-// The compiler would make two instructions of the same expression with operators.
+// Written with operators, this would be two instructions.
 __device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b) {
   uint32_t selected;
   asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(selected) : "r"(mask), "r"(a), "r"(b));
@@ -101,8 +101,7 @@ struct Groups {
   int shift;  // log2 of a group's elements / 32
 };
 
-// The values of matrices over the numbers to which records are decoded. Sums are multiplied by this
-// factor.
+// Records are decoded to the values of matrices over this factor. Sums are multiplied by it.
 constexpr float factor_of(Format format) {
   return is_int4(format) ? 0x1p69f : format == Format::kInt8 ? 0x1p6f : 1.0f;
 }
@@ -145,8 +144,8 @@ class Record<Format::kMxFp4> {
   uint32_t scales_[2];
 };
 
-// No bfloat16 is 2^129, so scales are multiplied by 2^60, and weights by 2^-69. Weights are then
-// exact if scales are at least 2^-57 and less than 2^67.
+// No bfloat16 is 2^129, so scales are multiplied by 2^60, and weights by 2^-69. Weights keep all
+// bits of a bfloat16 if scales are at least 2^-57 and less than 2^68.
 template <Format kFormat>
 class RecordOfInt4 {
  public:
@@ -178,7 +177,8 @@ class RecordOfInt4 {
     return ((2 * record + half) >> of.shift) * kSlotBytes + thread / 4 * 4;
   }
 
-  // Rounds once. The product of a scale and a zero point other than 8 would be rounded too.
+  // Rounds once. Zero points are subtracted first, because the product of a scale and a zero point
+  // other than 8 would be rounded too.
   template <int kStep>
   __device__ __forceinline__ void decode(Fragment& a) const {
 #pragma unroll

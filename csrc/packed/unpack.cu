@@ -25,9 +25,12 @@ struct UnpackParams {
   TileGrid grid;  // tiles are kRecords records of a strip; 2^31 tiles would be 4 TB or more
 };
 
-// Returns two numbers of a column times its scale, rounded.
+// Returns two decoded numbers of a column times its scale, rounded.
+template <Format kFormat>
 __device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale) {
-  float const low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000);
+  constexpr float kFactor = is_int4(kFormat) ? 1.0f : factor_of(kFormat);
+  float const low = kFactor * __uint_as_float(pair << 16);
+  float const high = kFactor * __uint_as_float(pair & 0xFFFF0000);
   uint32_t both;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high * scale), "f"(low * scale));
   return both;
@@ -56,11 +59,11 @@ __global__ void __launch_bounds__(kThreads)
   uint8_t const* const scales = params.packed.scales + (strip * slots + slot) * kSlotBytes;
   uint8_t const* const zeros =
       params.packed.zero_points + (strip * slots + slot) * (kSlotBytes / 2);
-  float channel[2] = {factor_of(kFormat), factor_of(kFormat)};
+  float channel[2] = {1.0f, 1.0f};
   if constexpr (!is_int4(kFormat) && !kInBlocks) {
     float const* const of_strip = params.packed.channel_scales + strip * kSide;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) channel[i] *= __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
+    for (int i = 0; i < 2; ++i) channel[i] = __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
   }
 
   // Lane l gives the address of line l % 8 of a fragment of 8 columns by 8 elements of K.
@@ -68,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
     int const k = step * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
     Fragment b;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) b[i] = scaled(a[i], channel[i % 2]);
+    for (int i = 0; i < 4; ++i) b[i] = scaled<kFormat>(a[i], channel[i % 2]);
     auto& to = *reinterpret_cast<cute::uint128_t*>(&lines[record][k][(piece ^ k % 8) * 16]);
     cute::SM90_U16x8_STSM_T::copy(b[0], b[1], b[2], b[3], to);
   };

@@ -10,14 +10,13 @@ namespace jgg {
 // Lays the units end to end and cuts them into ranges of equal length, one for each cluster. This
 // is for kernels that spend their time on reading operands, share no operands between units, and
 // have so few sums that handing them over takes almost no time. Clusters wait for each other as in
-// `Assignment`. Short units are not cut if there are at most as many units as clusters, but enough
-// for a third of them. Then no cluster waits.
+// `Assignment`. Units of at most kMostSteps steps are not cut if there are at most as many units as
+// clusters, and at least a third as many. Then no cluster waits.
 class EvenAssignment {
  public:
-  static constexpr int kLeastSteps = 4;  // of a range
-  // Of a unit that is not cut.
-  static constexpr int kMostSteps = 32;
-  static constexpr int kMostClusters = 3;
+  static constexpr int kLeastSteps = 4;    // of a range
+  static constexpr int kMostSteps = 32;    // of a unit that is not cut
+  static constexpr int kMostClusters = 3;  // for each unit, if units are not cut
 
   JGG_HOST_DEVICE EvenAssignment(int units, int steps, int cluster, int clusters) : steps_(steps) {
     bool const whole =

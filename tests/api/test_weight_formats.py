@@ -218,8 +218,9 @@ def test_what_a_kernel_makes_of_int8():
 def test_what_a_kernel_makes_of_int4(has_zeros, rng):
     """Weights are 2^-69 times the rounded products for the scales that decode.h names."""
     codes = rng.integers(0, 16, (1, 64, 256), dtype=np.uint8)
-    scales = np.exp2(rng.uniform(-57, 67, (1, 2, 256))).astype(np.float32).astype(BF16)
-    scales[0, 0, :2] = 2.0**-57, np.float32(2.0**67 - 2.0**59)
+    signs = rng.choice([-1, 0, 1], (1, 2, 256))
+    scales = (signs * np.exp2(rng.uniform(-57, 67, signs.shape))).astype(np.float32).astype(BF16)
+    scales[0, 0, :2] = 2.0**-57, np.float32(2.0**68 - 2.0**60)
     zeros = rng.integers(0, 16, scales.shape, dtype=np.uint8) if has_zeros else None
     q = jgg.from_codes(codes, scales, "int4", group_size=32, zero_points=zeros)
     wide = scales.astype(np.float64).repeat(32, 1)[0]

@@ -20,9 +20,13 @@ FORMATS = ("bfloat16", "mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 
 
 def random_layer(rng, format, *, experts, local, tokens, top_k, embed, hidden, has_up, biased):
+    zero_points = format == "int4" and rng.random() < 0.5
+
     def matrices(*shape):
         x = jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[1]), jnp.float32)
-        return x.astype(BF16) if format == "bfloat16" else jgg.quantize(x, format)
+        if format == "bfloat16":
+            return x.astype(BF16)
+        return jgg.quantize(x, format, zero_points=zero_points)
 
     def bias(columns):
         dtype = jnp.float32 if rng.random() < 0.5 else BF16

@@ -114,7 +114,7 @@ def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
     np.testing.assert_array_equal(np.asarray(got), exact(q)[0].astype(BF16))
 
 
-def every_code(rng, format):
+def every_code(rng, format, zero_points=True):
     """Returns every code with every exponent or zero point, and other scales of all magnitudes."""
     rows, columns = np.mgrid[: 256 if format in EIGHT_BITS else 64, :256]
     some = np.array([0, 1, 3, -1.5, 2.0**-60, 1.2345e20])
@@ -133,7 +133,7 @@ def every_code(rng, format):
     if format == "int4":
         zeros = np.stack([columns[0] // 16, columns[0] // 16 ^ 15]).astype(np.uint8)[None]
         scales = jnp.asarray(rng.choice(some, zeros.shape), BF16)
-        return jgg.from_codes(codes, scales, format, zero_points=zeros)
+        return jgg.from_codes(codes, scales, format, zero_points=zeros if zero_points else None)
     # The other group of a column has another exponent, near enough for bfloat16's subnormals.
     exponents = np.stack([columns[0], np.maximum(columns[0] - 100, 0)]).astype(np.uint8)
     return jgg.from_codes(codes, exponents[None], format)
@@ -145,9 +145,11 @@ def on_cpu(q):
         return np.asarray(jgg.dequantize(jax.device_get(q))[0])
 
 
-@pytest.mark.parametrize("format", ALL)
-def test_every_code(format, rng):
-    q = every_code(rng, format)
+@pytest.mark.parametrize(
+    "format, zero_points", [*((format, False) for format in ALL), ("int4", True)]
+)
+def test_every_code(format, zero_points, rng):
+    q = every_code(rng, format, zero_points)
     want, got = on_cpu(q), np.asarray(jax.jit(jgg.dequantize)(q)[0])
     number = ~np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(got.view(np.uint16)[number], want.view(np.uint16)[number])

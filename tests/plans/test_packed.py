@@ -181,7 +181,7 @@ def test_a_program_calls_the_kernels(extension):
         traced = jax.jit(jgg.ragged_dot).trace(array(rows, EMBED), q, SIZES)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         names = "streamed_packed_dot", "decoded_packed_dot", "unpack_matrices"
-        calls[rows] = [name for name in names if f"jax_grouped_gemm.{name}.v2" in text]
+        calls[rows] = [name for name in names if f"jax_grouped_gemm.{name}.v3" in text]
     assert calls == {
         4: ["streamed_packed_dot"],
         512: ["decoded_packed_dot"],

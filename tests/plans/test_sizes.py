@@ -202,7 +202,7 @@ PLANS = {
     "k of an update": lambda size: update(jgg.grouped_syrk, size),
     "k of two products": lambda size: update(jgg.grouped_syr2k, size // 2),
     "k of two products of float32": lambda size: update(jgg.grouped_syr2k, size // 2, F32),
-    "groups of streamed matrices": lambda size: packed_product(m=size, g=size),
+    "groups of streamed matrices": lambda size: packed_product(m=size // 2, g=size),
     "k of streamed matrices": lambda size: packed_product(k=size),
     "rows of decoded matrices": lambda size: packed_product(m=size, g=size // 256, format="mxfp4"),
     "n of decoded matrices": lambda size: packed_product(n=size),

@@ -99,10 +99,11 @@ def test_every_number_of_units(clusters, steps, schedules):
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 7, 64, 264])
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 23, 45])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 23, 32, 33, 45])
 def test_even_shares(clusters, steps, schedules):
     """Kernels whose time goes into reading cut units, except short ones for a third of clusters."""
-    for units in [*range(20), *np.random.randint(20, 2000, 5)]:
+    bounds = clusters, clusters + 1, clusters // 3, clusters // 3 + 1
+    for units in [*range(20), *bounds, *np.random.randint(20, 2000, 5)]:
         pieces = records(
             schedules.even_assignment(units, steps, clusters), "cluster unit first steps partials"
         )

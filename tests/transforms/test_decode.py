@@ -197,7 +197,7 @@ def test_export(format, rng, extension):
         platforms=["cpu", "cuda"],
         disabled_checks=jgg.EXPORT_DISABLED_CHECKS,
     )(*shapes)
-    target = "decode_mlp.v1" if format is None else "decode_packed_mlp.v2"
+    target = "decode_mlp.v1" if format is None else "decode_packed_mlp.v3"
     assert f"jax_grouped_gemm.{target}" in exported.mlir_module()
     again = export.deserialize(exported.serialize())
     assert_same(again.call(*given), decoded(layer, *given))
@@ -278,7 +278,7 @@ def test_what_the_custom_call_gets(has_up, format, rng, monkeypatch):
     want = decode.sorted_mlp("layer", given, E + 3, options)
     monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
     assert_same(call.decode(found, *leaves), want)
-    target = "decode_mlp.v1" if format is None else "decode_packed_mlp.v2"
+    target = "decode_mlp.v1" if format is None else "decode_packed_mlp.v3"
     assert calls == [f"jax_grouped_gemm.{target}"] and np.asarray(want, np.float32).any()
 
 

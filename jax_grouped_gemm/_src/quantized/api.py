@@ -127,9 +127,9 @@ def from_codes(
       codes: [..., k, n], one code for each element: uint8 in 0..15 for "mxfp4" and "int4", int8 for
         "int8", float8_e4m3fn for "fp8" and "fp8_128x128".
       scales: [..., ceil(k / 32), n] uint8 exponents for "mxfp4", bfloat16
-        [..., ceil(k / group_size), n] for "int4", which products need to be less than 2^67, float32
-        [..., n] for "int8" and "fp8", float32 [..., ceil(k / 128), ceil(n / 128)] for
-        "fp8_128x128".
+        [..., ceil(k / group_size), n] for "int4", float32 [..., n] for "int8" and "fp8", float32
+        [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128". In products, scales have to be less
+        than 2^68 for "int4" and less than 2^122 for "int8".
       format: the name of a format, or a `Format`.
       zero_points: for "int4", integers in 0..15 in the shape of `scales`; None means 8.
       group_size: for "int4"; by default it follows from the shape of `scales`.

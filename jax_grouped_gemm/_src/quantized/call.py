@@ -17,9 +17,9 @@ import numpy as np
 
 from jax_grouped_gemm._src.plan import Plan
 
-STREAMED = "jax_grouped_gemm.streamed_packed_dot.v2"
-DECODED = "jax_grouped_gemm.decoded_packed_dot.v2"
-UNPACK = "jax_grouped_gemm.unpack_matrices.v2"
+STREAMED = "jax_grouped_gemm.streamed_packed_dot.v3"
+DECODED = "jax_grouped_gemm.decoded_packed_dot.v3"
+UNPACK = "jax_grouped_gemm.unpack_matrices.v3"
 
 FORMATS = ("mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 

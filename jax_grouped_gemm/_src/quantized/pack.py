@@ -13,8 +13,8 @@ bits interleave, and two words hold the codes of two steps.
 
 Codes of 8 bits fill two words in each step, one for pairs 0 and 1 and one for pairs 2 and 3. The
 first half of such a record holds steps 0 and 1 and the second half steps 2 and 3, so that loads of
-16 bytes for each thread have no bank conflicts. Numbers of int8 are stored plus 128. In FP8, the
-bits of every two consecutive bytes interleave, see fp8/weight_formats.py.
+16 bytes for each thread have no bank conflicts. An int8 number is stored as the number plus 128. In
+FP8, the bits of every two consecutive bytes interleave, see fp8/weight_formats.py.
 
 Matrices are padded to multiples of 64 with codes that decode to zero.
 """

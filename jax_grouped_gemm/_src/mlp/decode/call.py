@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.plan import COMPOSED
 
 TARGET = "jax_grouped_gemm.decode_mlp.v1"
-PACKED_TARGET = "jax_grouped_gemm.decode_packed_mlp.v2"
+PACKED_TARGET = "jax_grouped_gemm.decode_packed_mlp.v3"
 
 
 def decode(plan: MlpPlan, *leaves: jax.Array) -> jax.Array:
