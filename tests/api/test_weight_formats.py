@@ -403,6 +403,25 @@ def test_transformations(rng):
     assert jax.eval_shape(jgg.dequantize, q).shape == x.shape
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize(
+    "name, dtype, shape, power", [("int4", BF16, (1, 96), 68), ("int8", np.float32, (96,), 122)]
+)
+def test_scales_that_kernels_cannot_take(name, dtype, shape, power):
+    codes = np.zeros((64, 96), np.int8 if name == "int8" else np.uint8)
+    message = rf"scales of {name}.*less than .*\(2\^{power}\), got one of magnitude"
+    for scale in (2.0**power, -(2.0**power), 1e300):
+        with pytest.raises(ValueError, match=message):
+            jgg.from_codes(codes, np.full(shape, scale), name)
+    with pytest.raises(ValueError, match=message):
+        jgg.from_codes(codes, jnp.full(shape, 2.0**power, dtype), name)
+    for scale in (2.0 ** (power - 1), np.inf, np.nan):
+        q = jgg.from_codes(codes, jnp.full(shape, scale, dtype), name)
+        np.testing.assert_array_equal(q.unpack().scales.astype(np.float32), np.full(shape, scale))
+    traced = jax.jit(lambda scales: jgg.from_codes(codes, scales, name).unpack().scales)
+    assert (traced(jnp.full(shape, 2.0**power, dtype)) == 2.0**power).all()
+
+
 @pytest.mark.parametrize(
     "call, error, message",
     [

@@ -128,17 +128,19 @@ def from_codes(
         "int8", float8_e4m3fn for "fp8" and "fp8_128x128".
       scales: [..., ceil(k / 32), n] uint8 exponents for "mxfp4", bfloat16
         [..., ceil(k / group_size), n] for "int4", float32 [..., n] for "int8" and "fp8", float32
-        [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128". In products, scales have to be less
-        than 2^68 for "int4" and less than 2^122 for "int8".
+        [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128". Finite scales are less than 2^68 for
+        "int4", less than 2^122 for "int8", and less than 2^128 for other formats.
       format: the name of a format, or a `Format`.
       zero_points: for "int4", integers in 0..15 in the shape of `scales`; None means 8.
       group_size: for "int4"; by default it follows from the shape of `scales`.
 
     Raises:
       TypeError: an array has an unsuitable dtype or shape.
-      ValueError: `format` is not registered, or has no such option; or codes, exponents or zero
-        points are outside of their range. In `jax.jit` their values are unknown and not checked.
+      ValueError: `format` is not registered, or has no such option; or codes, scales, exponents or
+        zero points are outside of their range. In `jax.jit` their values are unknown and not
+        checked.
     """
+    given_scales = scales
     codes, scales = as_array("codes", codes), as_array("scales", scales)
     has_zeros = zero_points is not None
     found = named(format, group_size=group_size, zero_points=has_zeros or None)
@@ -160,6 +162,7 @@ def from_codes(
     given = Codes(codes, scales, zeros)
     q = of_stored(_as_they_are, given, (k, n), found, codes.shape[:-2])
     _check_ranges(given, found, (k, n))
+    _check_scales(given_scales, found)
     return q
 
 
@@ -239,6 +242,30 @@ def _check_ranges(codes: Codes, format: Format, matrix: Matrix) -> None:
                 low, high = int(x.min()), int(x.max())
             if low < 0 or high > most:
                 raise ValueError(f"{rule}, got {low}..{high}{advice}")
+
+
+def _check_scales(scales: ArrayLike, format: Format) -> None:
+    """Raises a `ValueError` if a finite scale is so large that kernels would overflow.
+
+    Args:
+      scales: as given, because a cast to float32 would make infinities of some scales.
+      format: the format of the scales.
+    """
+    below = functions_of(format).scales_below
+    if isinstance(scales, jax.core.Tracer):
+        return
+    xp: Any = jnp if isinstance(scales, jax.Array) else np
+    with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):
+        x = xp.asarray(scales)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return
+        sizes = xp.abs(x.astype(xp.promote_types(x.dtype, np.float32)))
+        largest = float(xp.max(sizes, initial=0, where=xp.isfinite(sizes)))
+        if np.float32(largest) >= below:
+            raise ValueError(
+                f"scales of {format} must be less than {below:g} (2^{np.log2(below):.0f}), "
+                f"got one of magnitude {largest:g}"
+            )
 
 
 @functools.lru_cache(maxsize=1024)

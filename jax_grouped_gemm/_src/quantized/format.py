@@ -112,6 +112,7 @@ class Registered:
       unpack: `unpack(parts, format, matrix)` returns the `Codes` of `Parts`.
       group_sizes: possible values of `group_size`.
       may_have_zero_points: whether the format has the option `zero_points`.
+      scales_below: scales of this magnitude and more overflow in kernels.
       dtypes: other dtypes that values may have, in addition to the format's.
       products: functions that multiply quantised rows by weights of this format, by the name of the
         public function, whose arguments they take.
@@ -124,6 +125,7 @@ class Registered:
     unpack: Callable[[Parts, Format, Matrix], Codes] | None = None
     group_sizes: tuple[int, ...] = ()
     may_have_zero_points: bool = False
+    scales_below: float = 2.0**128
     dtypes: tuple[np.dtype, ...] = ()
     products: Mapping[str, Callable[..., jax.Array]] = dataclasses.field(default_factory=dict)
 

@@ -293,6 +293,7 @@ packed(
     unpack=int4_unpack,
     group_sizes=(32, 64, 128),
     may_have_zero_points=True,
+    scales_below=2.0**68,
 )
 packed(
     Format("int8", UINT8, 8, channel_scales=True, values_rank=3, version=2),
@@ -300,4 +301,5 @@ packed(
     decode=channel_decode,
     pack=int8_pack,
     unpack=int8_unpack,
+    scales_below=2.0**122,
 )
