@@ -64,9 +64,9 @@ __device__ __forceinline__ void decode_e2m1(uint32_t first, uint32_t second, Fra
   a[3] = (kIsSecond ? __funnelshift_r(last, last, 6) : last) & kCode;
 }
 
-// Moves pair i of a word's eight int4 codes to bits 4 to 7 of a bfloat16. Bit 7 is the lowest of
-// the exponent, so the bfloat16 is 2^-129 times the code: numbers with an exponent of one go on
-// where subnormals end.
+// Moves pair i of a word's eight int4 codes to bits 4 to 7 of a bfloat16, which is then 2^-129
+// times the code. Bit 7 is the lowest bit of the exponent, and numbers with an exponent of one
+// continue the even spacing of subnormals.
 __device__ __forceinline__ uint32_t move_int4(uint32_t x, int i) {
   return (i == 0 ? x << 4 : x >> 4 * (i - 1)) & 0x00F000F0;
 }
@@ -101,7 +101,8 @@ struct Groups {
   int shift;  // log2 of a group's elements / 32
 };
 
-// Records are decoded to the values of matrices over this factor. Sums are multiplied by it.
+// Records decode to the values of matrices divided by this factor. The epilogue multiplies sums by
+// it.
 constexpr float factor_of(Format format) {
   return is_int4(format) ? 0x1p69f : format == Format::kInt8 ? 0x1p6f : 1.0f;
 }
@@ -144,8 +145,9 @@ class Record<Format::kMxFp4> {
   uint32_t scales_[2];
 };
 
-// No bfloat16 is 2^129, so scales are multiplied by 2^60, and weights by 2^-69. Weights keep all
-// bits of a bfloat16 if scales are at least 2^-57 and less than 2^68.
+// No bfloat16 is as large as 2^129. Scales are therefore multiplied by 2^60 only, and weights
+// decode to 2^-69 times their values. They keep all bits of a bfloat16 if scales are at least 2^-57
+// and less than 2^68.
 template <Format kFormat>
 class RecordOfInt4 {
  public:

@@ -16,7 +16,7 @@ class EvenAssignment {
  public:
   static constexpr int kLeastSteps = 4;    // of a range
   static constexpr int kMostSteps = 32;    // of a unit that is not cut
-  static constexpr int kMostClusters = 3;  // for each unit, if units are not cut
+  static constexpr int kMostClusters = 3;  // the most for each unit, if units are not cut
 
   JGG_HOST_DEVICE EvenAssignment(int units, int steps, int cluster, int clusters) : steps_(steps) {
     bool const whole =
