@@ -47,6 +47,14 @@ def same(got, want):
 
 
 @FORMATS
+@pytest.mark.parametrize("shape", [(ROWS, EMBED + 1), (EMBED,)])
+def test_rows_that_do_not_fit(name, shape, rng):
+    message = rf"lhs must be \[m, k\] and rhs .*got lhs bfloat16.* and rhs {name}.*\[4, 96, 160\]"
+    with pytest.raises(TypeError, match=message):
+        jgg.ragged_dot(rows(rng, *shape), weights(rng, name), SIZES)
+
+
+@FORMATS
 def test_ragged_dot(rng, name):
     x, q = rows(rng), weights(rng, name)
     assert bound(jgg.ragged_dot, x, q, SIZES) == ["packed_ragged_dot"]
