@@ -38,7 +38,7 @@ struct Matrices {
 };
 
 // Returns the format that kernels are compiled for.
-constexpr Format with_zeros(Format format, Matrices const& matrices) {
+constexpr Format compiled_format(Format format, Matrices const& matrices) {
   return format == Format::kInt4 && matrices.zero_points ? Format::kInt4Zeros : format;
 }
 

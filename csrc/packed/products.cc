@@ -19,12 +19,12 @@ using Formats = OneOf<Format::kMxFp4, Format::kInt4, Format::kInt4Zeros, Format:
 
 cudaError_t streamed_dot(Arguments const& a, cudaStream_t stream) {
   return with_constants([&](auto format) { return streamed<format.value>(a, stream); },
-                        Formats{with_zeros(a.format, a.gate)});
+                        Formats{compiled_format(a.format, a.gate)});
 }
 
 cudaError_t decoded_dot(Arguments const& a, cudaStream_t stream) {
   return with_constants([&](auto format) { return decoded<format.value>(a, stream); },
-                        Formats{with_zeros(a.format, a.gate)});
+                        Formats{compiled_format(a.format, a.gate)});
 }
 
 }  // namespace jgg::packed

@@ -137,7 +137,7 @@ cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
         return cudaGetLastError();
       },
       OneOf<Format::kMxFp4, Format::kInt4, Format::kInt4Zeros, Format::kInt8, Format::kFp8,
-            Format::kFp8Blocks>{with_zeros(a.format, a.packed)});
+            Format::kFp8Blocks>{compiled_format(a.format, a.packed)});
 }
 
 }  // namespace jgg::packed

@@ -251,9 +251,9 @@ def _check_scales(scales: ArrayLike, format: Format) -> None:
       scales: as given, because a cast to float32 would make infinities of some scales.
       format: the format of the scales.
     """
-    below = functions_of(format).scales_below
     if isinstance(scales, jax.core.Tracer):
         return
+    below = functions_of(format).scales_below
     xp: Any = jnp if isinstance(scales, jax.Array) else np
     with jax.ensure_compile_time_eval(), np.errstate(over="ignore"):
         x = xp.asarray(scales)

@@ -137,15 +137,6 @@ def check_weights(
         raise TypeError(f"{function}: {' and '.join(formats)} must have one format, got {found}")
 
 
-def check_rows(lhs: jax.Array, rhs: QuantizedArray) -> None:
-    """Raises a `TypeError` unless `ragged_dot` can multiply the shapes of both operands."""
-    if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[1]:
-        raise TypeError(
-            f"lhs must be [m, k] and rhs [g, k, n], got lhs {jax.typeof(lhs)} and rhs "
-            f"{rhs.format} {list(rhs.shape)}"
-        )
-
-
 def product_of(
     function: str, lhs: QuantizedArray, name: str, rhs: QuantizedArray
 ) -> Callable[..., jax.Array]:

@@ -28,8 +28,8 @@ from jax_grouped_gemm._src.arguments import (
     with_invariance,
 )
 from jax_grouped_gemm._src.meshes import as_sharded
-from jax_grouped_gemm._src.quantized import weights
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 from jax_grouped_gemm._src.ragged.packed.api import packed_product
@@ -107,11 +107,7 @@ def ragged_dot(
         return _of_quantized(lhs, rhs, group_sizes, transpose_rhs, options)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     k_axis = 2 if transpose_rhs else 1
-    if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
-        raise TypeError(
-            f"lhs must be [m, k] and rhs {'[g, n, k]' if transpose_rhs else '[g, k, n]'} with "
-            f"transpose_rhs={transpose_rhs}, got lhs {jax.typeof(lhs)} and rhs {jax.typeof(rhs)}"
-        )
+    dimension_numbers.check_k(lhs, rhs, str(jax.typeof(rhs)), k_axis)
     given = _numbers(k_axis), precision, preferred_element_type, group_offset
     if out_sharding is not None or (lhs.ndim, rhs.ndim) != (2, 3):
         return ragged_dot_general(
@@ -140,12 +136,13 @@ def _of_quantized(
 ) -> jax.Array:
     """Computes `ragged_dot` with quantised matrices, and rows that may be quantised too."""
     if isinstance(lhs, QuantizedArray):
-        product = weights.product_of("ragged_dot", lhs, "rhs", rhs)
+        product = product_of("ragged_dot", lhs, "rhs", rhs)
         return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
-    refused, instead = dict(transpose_rhs=transpose_rhs), "quantise the matrices as [g, k, n]"
-    weights.check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
+    refused = dict(transpose_rhs=transpose_rhs)
+    instead = "quantise the matrices as [g, k, n]"
+    check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
     x = as_array("lhs", lhs)
-    weights.check_rows(x, rhs)
+    dimension_numbers.check_k(x, rhs, f"{rhs.format} {list(rhs.shape)}")
     if (x.ndim, rhs.ndim) == (2, 3) and options["out_sharding"] is None:
         like, numbers = jax.ShapeDtypeStruct(rhs.shape, x.dtype), _numbers(1)
         names = "precision", "preferred_element_type", "group_offset", "implementation"
@@ -157,7 +154,7 @@ def _of_quantized(
     def of_arrays(rhs: Any) -> jax.Array:
         return ragged_dot(x, rhs, group_sizes, **options)
 
-    return weights.with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
+    return with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
 
 
 def _numbers(k_axis: int) -> lax.RaggedDotDimensionNumbers:

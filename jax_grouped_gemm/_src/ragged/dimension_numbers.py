@@ -104,6 +104,18 @@ class _Named:
         return tuple(name for name in self.names if name in names)
 
 
+def check_k(lhs: Any, rhs: Any, described: str, k_axis: int = 1) -> None:
+    """Raises a `TypeError` unless `ragged_dot` can contract k, which is axis `k_axis` of rhs.
+
+    `described` is rhs for the message, because rhs may be quantised.
+    """
+    if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
+        raise TypeError(
+            f"lhs must be [m, k] and rhs {'[g, n, k]' if k_axis == 2 else '[g, k, n]'} with "
+            f"transpose_rhs={k_axis == 2}, got lhs {jax.typeof(lhs)} and rhs {described}"
+        )
+
+
 def noncontracting(
     primitive: Callable[..., jax.Array],
     lhs: jax.Array,
