@@ -112,7 +112,8 @@ inline bool is_plain(Activation const& a) {
 }
 
 // Computes all results for a gate and an up. The compiler drops the results that are not used. If
-// two forms have the same function, their results are equal bit by bit.
+// two forms have the same function, their results have the same bits, except for infinite gates and
+// for the sign of zeros.
 template <bool kIsPlain = false, int kTerms>
 __device__ __forceinline__ Gated gated(GatedForm<kTerms> const& by, float gate, float up) {
   if constexpr (kIsPlain) {
@@ -122,7 +123,8 @@ __device__ __forceinline__ Gated gated(GatedForm<kTerms> const& by, float gate, 
   using Form = GatedForm<kTerms>;
   float const g = at_most(by.limit, gate);
   float const u = -at_most(by.limit, -at_most(by.limit, up));
-  float const square = Form::kIsGeneral ? at_most(by.most_square, g * g) : g * g;
+  // An infinite square times a term of zero would be NaN.
+  float const square = at_most(Form::kIsGeneral ? by.most_square : FLT_MAX, g * g);
   float sum = by.terms[kTerms - 1], slope = by.slopes[kTerms - 1];
 #pragma unroll
   for (int i = kTerms - 2; i >= 0; --i) {

@@ -43,6 +43,8 @@ class Epilogue : protected few_rows::Epilogue<Config> {
   }
 
  protected:
+  __device__ Params const& packed_params() const { return params_; }
+
   // Reads kFactor times the scales of a lane's columns, except of columns that the result does not
   // have.
   __device__ void read_scales(float (&scales)[2][2]) const {

@@ -8,12 +8,25 @@
 
 namespace jgg::packed {
 
+// What the decoding kernel computes from the sums of a row: a product, gate sigmoid(alpha gate) up,
+// another activation with Function::kSigmoid, or any activation.
+enum class Form : int { kProduct, kPlain, kGated, kGeneral };
+
+inline Form form_of(Arguments const& a) {
+  mlp::Activation const& activation = a.product.activation;
+  if (!a.product.has_activation) return Form::kProduct;
+  if (!a.up.values || activation.function != mlp::Function::kSigmoid) return Form::kGeneral;
+  return mlp::is_plain(activation) ? Form::kPlain : Form::kGated;
+}
+
 struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   Groups of;
-  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
-  uint32_t* announcements;  // [blocks]
+  Form form;
+  mlp::GatedFunction gated;  // used if the form is kPlain or kGated
+  float* partial_sums;       // [blocks, 16 x 128], of the kernel for few rows
+  uint32_t* announcements;   // [blocks]
 
   // Return the number of records of a matrix along n and along k.
   __device__ int strips() const { return (n + kSide - 1) / kSide; }
@@ -32,6 +45,9 @@ inline Params make_params(Arguments const& a) {
   params.up = a.up;
   params.has_up = a.product.has_activation && a.up.values != nullptr;
   params.of = groups_of(a.group_size);
+  params.form = form_of(a);
+  params.gated = mlp::GatedFunction(a.product.activation);
+  if (params.form == Form::kProduct) params.kept_gate = params.kept_up = nullptr;
   params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;

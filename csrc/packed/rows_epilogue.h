@@ -57,9 +57,23 @@ class RowsEpilogue : Epilogue<Config> {
   }
 
  private:
-  // Returns whether there is an activation. This is a constant if the strips are of gate and up:
-  // without branches in between, all activations of 16 rows overlap.
-  __device__ bool activates() const { return Config::kHasUp || this->params().has_activation; }
+  static constexpr int kElements = 16 / sizeof(typename Config::Element);
+
+  __device__ Params const& params() const { return this->packed_params(); }
+
+  // Calls `function` with the form of the launch, as a constant, so that all activations of 16 rows
+  // overlap.
+  template <class Function>
+  __device__ void with_form(Function const& function) const {
+    auto const call = [&]<Form kForm>() { function(std::integral_constant<Form, kForm>{}); };
+    if constexpr (Config::kHasUp) {
+      if (params().form == Form::kPlain) return call.template operator()<Form::kPlain>();
+      if (params().form == Form::kGated) return call.template operator()<Form::kGated>();
+    } else {
+      if (params().form == Form::kProduct) return call.template operator()<Form::kProduct>();
+    }
+    call.template operator()<Form::kGeneral>();
+  }
 
   // Copies the sums of the rows from `block` on, which is one of kCount blocks from kFirst on.
   // Branches find the block, because selecting each sum among the sums of all rows takes eight
@@ -88,16 +102,31 @@ class RowsEpilogue : Epilogue<Config> {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
 
   __device__ float weight_of(int row) const {
-    return row < this->rows()
-               ? this->params().template weight<false>(this->first_row() + row, nullptr)
-               : 0.0f;
+    return row < this->rows() ? params().template weight<false>(this->first_row() + row, nullptr)
+                              : 0.0f;
   }
 
   // Stores up to 16 rows. Lane i has the weight of row i.
   __device__ void store_rows(int first, int rows, few_rows::Sums<kBlocks> const& sums,
                              float weight) {
-    auto const& params = this->params();
     Words out[2], kept[2];
+    with_form([&](auto form) { compute<form.value>(sums, weight, kept, out); });
+    if (params().kept_gate) {
+      write(params().kept_gate, 0, first, rows, kept[0]);
+      if constexpr (!Config::kHasUp) write(params().kept_gate, 1, first, rows, kept[1]);
+    }
+    if constexpr (Config::kHasUp) {
+      if (params().kept_up) write(params().kept_up, 0, first, rows, kept[1]);
+    }
+    write(params().out, 0, first, rows, out[0]);
+    if constexpr (!Config::kHasUp) write(params().out, 1, first, rows, out[1]);
+  }
+
+  // Sets `kept` to gate and up, and `out` to the results.
+  template <Form kForm>
+  __device__ void compute(few_rows::Sums<kBlocks> const& sums, float weight, Words (&kept)[2],
+                          Words (&out)[2]) const {
+    constexpr bool kActivates = kForm != Form::kProduct;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       float weights[2];
@@ -108,51 +137,48 @@ class RowsEpilogue : Epilogue<Config> {
       }
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        float x[2][2];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int const strip = i / 2, odd = i % 2;
-          x[strip][odd] = sums[strip][block][2 * high + odd];
-          x[strip][odd] *= Base::kHasScales ? scale_[strip][high] : Base::kFactor;
-          float const bias = bias_[strip][high];
-          x[strip][odd] += activates() ? bias : weights[odd] * bias;
-        }
-        int const at = 2 * block + high;
+        int const word = 2 * block + high;
 #pragma unroll
         for (int strip = 0; strip < 2; ++strip) {
-          kept[strip][at] = out[strip][at] = in_halves(x[strip][0], x[strip][1]);
+          float const bias = bias_[strip][high];
+          float x[2];
+#pragma unroll
+          for (int odd = 0; odd < 2; ++odd) {
+            x[odd] = sums[strip][block][2 * high + odd];
+            x[odd] *= Base::kHasScales ? scale_[strip][high] : Base::kFactor;
+            x[odd] += kActivates ? bias : weights[odd] * bias;
+          }
+          kept[strip][word] = out[strip][word] = in_halves(x[0], x[1]);
         }
-        if (activates()) activate(weights, kept, out, at);
+        if constexpr (kActivates) activate<kForm>(weights, kept, out, word);
       }
     }
-    if (activates() && params.kept_gate) {
-      write(params.kept_gate, 0, first, rows, kept[0]);
-      if constexpr (!Config::kHasUp) write(params.kept_gate, 1, first, rows, kept[1]);
-    }
-    if constexpr (Config::kHasUp) {
-      if (activates() && params.kept_up) write(params.kept_up, 0, first, rows, kept[1]);
-    }
-    write(params.out, 0, first, rows, out[0]);
-    if constexpr (!Config::kHasUp) write(params.out, 1, first, rows, out[1]);
   }
 
+  template <Form kForm>
   __device__ void activate(float const (&weights)[2], Words const (&kept)[2], Words (&out)[2],
-                           int at) const {
-    auto const& function = this->params().activation;
+                           int word) const {
+    auto const activated = [&](float gate, float up) {
+      if constexpr (kForm == Form::kGeneral) {
+        return mlp::gated(params().activation, gate, up);
+      } else {
+        return mlp::gated<kForm == Form::kPlain>(params().gated, gate, up);
+      }
+    };
     float y[2][2];
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
-      float const first = half(kept[0][at], odd), second = half(kept[1][at], odd);
+      float const first = half(kept[0][word], odd), second = half(kept[1][word], odd);
       if constexpr (Config::kHasUp) {
-        mlp::Gated const a = mlp::gated(function, first, second);
+        mlp::Gated const a = activated(first, second);
         y[0][odd] = a.activation * a.up * weights[odd];
       } else {
-        y[0][odd] = mlp::gated(function, first, 0.0f).activation * weights[odd];
-        y[1][odd] = mlp::gated(function, second, 0.0f).activation * weights[odd];
+        y[0][odd] = activated(first, 0.0f).activation * weights[odd];
+        y[1][odd] = activated(second, 0.0f).activation * weights[odd];
       }
     }
-    out[0][at] = in_halves(y[0][0], y[0][1]);
-    if constexpr (!Config::kHasUp) out[1][at] = in_halves(y[1][0], y[1][1]);
+    out[0][word] = in_halves(y[0][0], y[0][1]);
+    if constexpr (!Config::kHasUp) out[1][word] = in_halves(y[1][0], y[1][1]);
   }
 
   __device__ static uint32_t in_halves(float first, float second) {
@@ -171,20 +197,21 @@ class RowsEpilogue : Epilogue<Config> {
   // Writes a warp's columns of `strip` of up to 16 rows. Calls alternate between two buffers, so
   // that one may be written while lanes still read the other.
   __device__ void write(void* result, int strip, int first, int rows, Words const& words) {
-    constexpr int kElements = 16 / sizeof(typename Config::Element);
     uint8_t* const buffer = turned_.of[buffer_][0];
     buffer_ ^= 1;
     int const line = lane() % 8 + lane() / 16 * 8;
-    auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
+    auto& turned = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
     __syncwarp();  // lanes may have left the last call at different times
-    cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], to);
+    cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], turned);
     __syncwarp();
-    int const row = lane() / 2, n = this->params().n;
-    int const column = this->column(strip, 0) - few_rows::lane_column() + lane() % 2 * kElements;
-    if (row >= rows || column >= n) return;
-    uint4 const four = *reinterpret_cast<uint4 const*>(buffer + place(row, lane() % 2));
+    // The compiler computes these once for all calls.
+    int const row = lane() / 2, n = params().n;
+    int const column = this->column(0, 0) - few_rows::lane_column() + lane() % 2 * kElements;
     int64_t const at = (int64_t(this->first_row()) + first + row) * n + column;
-    auto* const out = static_cast<uint16_t*>(result) + at;
+    int const next = strip * Config::kNextRun;
+    if (row >= rows || column + next >= n) return;
+    uint4 const four = *reinterpret_cast<uint4 const*>(buffer + place(row, lane() % 2));
+    auto* const out = static_cast<uint16_t*>(result) + at + next;
     if (n % kElements == 0) {
       *reinterpret_cast<uint4*>(out) = four;
       return;
@@ -192,7 +219,7 @@ class RowsEpilogue : Epilogue<Config> {
     uint32_t const all[] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
-      if (column + i < n) out[i] = static_cast<uint16_t>(all[i / 2] >> i % 2 * 16);
+      if (column + next + i < n) out[i] = static_cast<uint16_t>(all[i / 2] >> i % 2 * 16);
     }
   }
 

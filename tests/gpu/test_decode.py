@@ -19,9 +19,9 @@ BF16 = jnp.bfloat16
 FORMATS = ("bfloat16", "mxfp4", "int4", "int8", "fp8", "fp8_128x128")
 
 
-def random_layer(rng, format, *, experts, local, tokens, top_k, embed, hidden, has_up, biased):
-    zero_points = format == "int4" and rng.random() < 0.5
-
+def random_layer(
+    rng, format, *, experts, local, tokens, top_k, embed, hidden, has_up, biased, zero_points=False
+):
     def matrices(*shape):
         x = jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[1]), jnp.float32)
         if format == "bfloat16":
@@ -79,6 +79,7 @@ def test_random_layers(format, rng):
             hidden=columns * int(rng.integers(1, 50)),
             has_up=rng.random() < 0.7,
             biased=rng.random() < 0.5,
+            zero_points=format == "int4" and rng.random() < 0.5,
         )
         check(given, experts, str(rng.choice(["silu", "swiglu_oai", "relu2"])))
 
@@ -107,6 +108,7 @@ def test_layers_of_models(format, tokens, rng):
 def test_layers_in_a_command_buffer(format, rng, tmp_path):
     """XLA records layers in a CUDA graph and updates it while inputs and addresses change."""
     sizes = dict(experts=16, local=16, top_k=4, embed=256, hidden=128, has_up=True, biased=False)
+    sizes["zero_points"] = format == "int4"
     given = [random_layer(rng, format, tokens=2, **sizes) for _ in range(8)]
     options = Options.of(as_activation("silu"), None, "cuda")
 

@@ -214,8 +214,9 @@ def test_random_sizes(format, options, schedule, rng):
 
 @FORMATS
 @SCHEDULES
-def test_layers(format, options, schedule, rng):
-    """Layers read tokens in place, and have biases of any type and clamped swiglu."""
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai", "gelu_tanh", "gelu"])
+def test_layers(format, options, schedule, activation, rng):
+    """Layers read tokens in place, and have biases of any type and activations of each form."""
     embed, hidden, experts, top_k = 264, 200, 5, 2
     tokens = MEAN_ROWS[schedule] * experts // top_k
     shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
@@ -230,7 +231,7 @@ def test_layers(format, options, schedule, rng):
     logits = jnp.asarray(rng.standard_normal((tokens, experts)), jnp.float32)
 
     def layer(x, matrices, implementation=None):
-        options = dict(biases=biases, activation="swiglu_oai", implementation=implementation)
+        options = dict(biases=biases, activation=activation, implementation=implementation)
         return moe.dropless_mlp(x, moe.route(logits, top_k), *matrices, **options)
 
     plans = jgg.explain(layer, x, matrices).plans
@@ -242,6 +243,19 @@ def test_layers(format, options, schedule, rng):
     # The hidden values are rounded to bfloat16, and so are the experts' results before they are
     # added up.
     np.testing.assert_allclose(got, want, rtol=2**-6, atol=np.abs(want).max() * 2**-7)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("activation", ["silu", "swiglu_oai", "gelu_tanh"])
+def test_gates_whose_square_overflows(schedule, activation, rng):
+    """The activations of such gates are zero."""
+    shapes = [(2, 64, 136)] * 2 + [(2, 136, 64)]
+    matrices = [packed(rng, shape, "mxfp4", {}) for shape in shapes]
+    biases = (jnp.full((2, 136), -3e38, jnp.float32), None, None)
+    x = jnp.asarray(rng.standard_normal((2 * MEAN_ROWS[schedule], 64)), BF16)
+    logits = jnp.asarray(rng.standard_normal((x.shape[0], 2)), jnp.float32)
+    y = moe.dropless_mlp(x, moe.route(logits, 1), *matrices, biases=biases, activation=activation)
+    assert (np.asarray(y, np.float32) == 0).all()
 
 
 @SCHEDULES
