@@ -39,8 +39,7 @@ class Epilogue {
   __device__ void read_biases(float (&biases)[2][2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      biases[i / 2][i % 2] =
-          bias(has_up() && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+      biases[i / 2][i % 2] = bias_of(has_up() && i / 2, column(i / 2, i % 2));
     }
   }
 
@@ -85,6 +84,15 @@ class Epilogue {
   __device__ int first_row() const { return work_.begin + work_.m; }
   __device__ Product const& params() const { return params_; }
 
+  // Returns the bias of a column of the result.
+  __device__ float bias_of(bool is_up, int column) const {
+    mlp::Bias const& biases = is_up ? params_.up_bias : params_.gate_bias;
+    if (biases.data == nullptr || column >= params_.n) return 0.0f;
+    int64_t const at = int64_t(work_.group) * params_.n + column;
+    if (biases.is_float32) return static_cast<float const*>(biases.data)[at];
+    return static_cast<float>(static_cast<Element const*>(biases.data)[at]);
+  }
+
  private:
   // Returns values[i]. For the expression `values[i]` itself, the compiler would put the values
   // into local memory.
@@ -93,13 +101,6 @@ class Epilogue {
   }
 
   __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
-
-  __device__ float bias(mlp::Bias const& biases, int column) const {
-    if (biases.data == nullptr || column >= params_.n) return 0.0f;
-    int64_t const at = int64_t(work_.group) * params_.n + column;
-    if (biases.is_float32) return static_cast<float const*>(biases.data)[at];
-    return static_cast<float>(static_cast<Element const*>(biases.data)[at]);
-  }
 
   __device__ void store_one(int row, int column, float weight, float gate, float gate_bias,
                             float up, float up_bias) const {

@@ -23,17 +23,23 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 // these two warps wait longer than they issue. So two thread blocks share a multiprocessor if tiles
 // have few rows.
 template <Format kFormat, bool kHasUp_, int kTileM>
-struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*/2 * kConsumers,
-                                    /*kWholeVectors=*/true> {
+struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows ? 2 : 1,
+                                    /*kStrips=*/2 * kConsumers, /*kWholeVectors=*/true> {
   using Base = typename DecodingConfig::StageConfig;
   static constexpr bool kHasUp = kHasUp_;
-  static constexpr int kTileN = Base::kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
+  static constexpr int kColumns = Base::kStrips * kSide;
+  static constexpr int kTileN = kColumns / (kHasUp ? 2 : 1);  // of the result
   static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
+  // Whether a warpgroup of its own turns rounded sums into results.
+  static constexpr bool kHasFinish = kTileM > kFewRows;
+  static constexpr int kRoundedBytes =
+      kHasFinish ? kTileM * kColumns * 2 + (2 * kColumns + kTileM) * int(sizeof(float))
+                 : kConsumerWarps * int(sizeof(RoundedRows));
   static constexpr int kReserve =
-      sm90::kSharedMemoryReserve + kTileM * sizeof(int) + kConsumerWarps * sizeof(TurnedRows);
+      sm90::kSharedMemoryReserve + kTileM * int(sizeof(int)) + kRoundedBytes;
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released only while the next stage is multiplied.
   static_assert(kStages >= 2);
@@ -41,12 +47,16 @@ struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/2, /*kStrips=*
 
 template <class Config>
 struct DecodingStorage : StageStorage<Config> {
-  TurnedRows turned[kConsumerWarps];
+  RoundedRows rounded[kConsumerWarps];
+};
+template <class Config>
+  requires Config::kHasFinish
+struct DecodingStorage<Config> : StageStorage<Config> {
+  RoundedTile<Config> rounded;
 };
 
 template <class Config>
 class DecodingMainloop {
-  static_assert(Config::kRecords == 2);
   struct RecordPair {
     typename Config::Of strip[2];
   };
@@ -64,20 +74,25 @@ class DecodingMainloop {
       Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows>>{}));
 
  public:
-  // Multiplies and stores a tile of at most kRows rows.
+  // Multiplies a tile of at most kRows rows, and stores the results or hands over rounded sums.
+  // `phase` is that of the rounded sums of a tile of many rows.
   template <int kRows>
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
-                                 sm90::StageIterator<Config::kStages>& stage, int consumer) {
-    constexpr int kBlocks = kRows / few_rows::kMmaRows;
+                                 sm90::StageIterator<Config::kStages>& stage, int consumer,
+                                 unsigned phase) {
     Products<kRows> products[2];
-    int const warp = threadIdx.x % kWarpgroup / kWarpSize;
-    constexpr int kConsumerColumns = Config::kTileN / kConsumers;
-    RowsEpilogue<Config> epilogue(params, work,
-                                  shared.turned[consumer * (kWarpgroup / kWarpSize) + warp],
-                                  consumer * kConsumerColumns + warp * few_rows::kMmaColumns);
-    multiply<kRows>(params, records_of<Config>(params, work), shared, stage, consumer, products,
-                    [&] { epilogue.read(); });
-    epilogue.template store<kBlocks>([&](int strip, int i) { return products[strip](i); });
+    int const records = records_of<Config>(params, work);
+    auto const sum = [&](int strip, int i) { return products[strip](i); };
+    if constexpr (Config::kHasFinish) {
+      multiply<kRows>(params, records, shared, stage, consumer, products, [] {});
+      round_tile<Config, kRows>(sum, shared.rounded, consumer, phase);
+    } else {
+      int const warp = threadIdx.x % kWarpgroup / kWarpSize;
+      FewRowsEpilogue<Config, kRows> epilogue(
+          params, work, consumer * (Config::kTileN / kConsumers) + warp * few_rows::kMmaColumns);
+      multiply<kRows>(params, records, shared, stage, consumer, products, [&] { epilogue.read(); });
+      epilogue.store(sum, shared.rounded[consumer * (kWarpgroup / kWarpSize) + warp]);
+    }
   }
 
  private:
@@ -95,14 +110,15 @@ class DecodingMainloop {
 
   template <int kStep, int kRows, class Rows>
   __device__ static __forceinline__ void issue(typename Config::Of const& record, Rows const& rows,
-                                               Fragment& a, Products<kRows>& products) {
+                                               Fragment& a, Products<kRows>& products,
+                                               bool accumulates) {
     using namespace cute;
     record.template decode<kStep>(a);
     auto const registers =
         make_tensor(make_rmem_ptr(reinterpret_cast<Element*>(a)), Layout<Shape<Int<8>, Int<1>>>{});
     warpgroup_arrive();
     Mma<kRows> mma;
-    mma.accumulate_ = GMMA::ScaleOut::One;
+    mma.accumulate_ = accumulates ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
     gemm(mma, registers, rows(_, _, kStep), products);
   }
 
@@ -119,10 +135,7 @@ class DecodingMainloop {
     int const thread = threadIdx.x % kWarpgroup;
     Fragment a[2][2];
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip) {
-      clear(products[strip]);
-      warpgroup_fence_operand(products[strip]);
-    }
+    for (int strip = 0; strip < 2; ++strip) warpgroup_fence_operand(products[strip]);
     auto const release = [&](int of) {
       if (thread % kWarpSize == 0) shared.empty[of].arrive();
     };
@@ -141,23 +154,20 @@ class DecodingMainloop {
         };
         return RecordPair{of_strip(0), of_strip(1)};
       };
-      // If the second record were read right before its first step, products would wait for it, so
-      // it is read earlier. There are no registers for this with two thread blocks on a
-      // multiprocessor, or with records of 8 bits, which are twice as long. If the last stage has
-      // only one record, the second is read for nothing.
-      constexpr bool kReadsAhead = Config::kBlocks == 1 && bits_of(Config::kFormat) < 8;
-      RecordPair const first = read(0);
-      RecordPair const second = kReadsAhead ? read(1) : first;
 #pragma unroll
       for (int record = 0; record < Config::kRecords; ++record) {
         if (record >= records) break;
-        RecordPair const of = record == 0 ? first : kReadsAhead ? second : read(record);
+        RecordPair const of = read(record);
         auto const here =
             sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
         auto const step = [&](auto k) {
           constexpr int kStep = decltype(k)::value;
-          issue<kStep, kRows>(of.strip[0], here, a[kStep % 2][0], products[0]);
-          issue<kStep, kRows>(of.strip[1], here, a[kStep % 2][1], products[1]);
+          bool const accumulates = kStep > 0 || record > 0 || before >= 0;
+#pragma unroll
+          for (int strip = 0; strip < 2; ++strip) {
+            issue<kStep, kRows>(of.strip[strip], here, a[kStep % 2][strip], products[strip],
+                                accumulates);
+          }
           warpgroup_commit_batch();
           warpgroup_wait<1>();
         };
@@ -182,11 +192,12 @@ struct DecodingRoles {
   using Config = Config_;
   using Params = packed::Params;
   using Shared = DecodingStorage<Config>;
-  static constexpr int kThreads = sm90::kThreads;
+  static constexpr int kFinishWarps = Config::kHasFinish ? Finish<Config>::kWarps : 0;
+  static constexpr int kThreads = sm90::kThreads + kFinishWarps * kWarpSize;
   static constexpr int kBlocks = Config::kBlocks;
-  // Threads that load get many registers, because they keep many addresses.
+  // Threads that load keep many addresses.
   static constexpr sm90::Registers kRegisters =
-      kBlocks == 1 ? sm90::Registers{72, 216} : sm90::Registers{48, 96};
+      Config::kHasFinish ? sm90::Registers{56, 200, 56} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
   __device__ static void initialize(Params const&, Shared& shared) {
@@ -194,7 +205,11 @@ struct DecodingRoles {
       sm90::set_arrivals(shared.full, 1 + kRowThreads);
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
-      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
+      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kFinishWarps);
+      if constexpr (Config::kHasFinish) {
+        shared.rounded.full.init(kConsumerWarps);
+        shared.rounded.ready.init(kFinishWarps);
+      }
       sm90::fence_barriers();
     }
   }
@@ -220,17 +235,30 @@ struct DecodingRoles {
     });
   }
 
+  __device__ static void assist(Params const& params, Shared& shared)
+    requires(Config::kHasFinish)
+  {
+    unsigned phase = 0;
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto&) {
+      if (work.k_tiles == 0) return store_zeros(params, work);
+      Finish<Config> finish(params, work);
+      finish.prepare(shared.rounded);
+      finish.store(shared.rounded, phase);
+      phase ^= 1;
+    });
+  }
+
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    unsigned phase = 0;
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
-        if (consumer > 0) return;
-        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup,
-                                             nullptr);
+        if (!Config::kHasFinish && consumer == 0) store_zeros(params, work);
+        return;
       }
       int const rows_of_tile = uniform(sm90::rows_of<Config>(work));
       auto const compute = [&](auto rows) {
         DecodingMainloop<Config>::template compute<rows.value>(params, work, shared, stage,
-                                                               consumer);
+                                                               consumer, phase);
       };
       if constexpr (Config::kTileM == kFewRows) {
         sm90::with_least<16, kFewRows>(rows_of_tile, compute);
@@ -239,7 +267,13 @@ struct DecodingRoles {
         // rows.
         sm90::with_least<16, 32, 64, 96, Config::kTileM>(rows_of_tile, compute);
       }
+      phase ^= 1;
     });
+  }
+
+ private:
+  __device__ static void store_zeros(Params const& params, WorkTile const& work) {
+    few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup, nullptr);
   }
 };
 

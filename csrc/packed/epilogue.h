@@ -45,16 +45,19 @@ class Epilogue : protected few_rows::Epilogue<Config> {
  protected:
   __device__ Params const& packed_params() const { return params_; }
 
-  // Reads kFactor times the scales of a lane's columns, except of columns that the result does not
-  // have.
-  __device__ void read_scales(float (&scales)[2][2]) const {
+  // Returns the number that the sums of a column are multiplied by.
+  __device__ float scale_of(bool is_up, int column) const {
+    if (!kHasScales || column >= params_.n) return kFactor;
+    Matrices const& matrices = is_up ? params_.up : params_.gate;
     int64_t const before = int64_t(group_) * params_.strips() * kSide;
+    return kFactor * __ldg(matrices.channel_scales + before + column);
+  }
+
+  // Reads the factors of a lane's columns.
+  __device__ void read_scales(float (&scales)[2][2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      Matrices const& matrices = this->has_up() && i / 2 ? params_.up : params_.gate;
-      int const column = Base::column(i / 2, i % 2);
-      if (column < params_.n)
-        scales[i / 2][i % 2] = kFactor * __ldg(matrices.channel_scales + before + column);
+      scales[i / 2][i % 2] = scale_of(this->has_up() && i / 2, Base::column(i / 2, i % 2));
     }
   }
 

@@ -1,233 +1,256 @@
-// Turns the sums of many rows into results, 16 rows at a time, so that the kernel needs code for
-// only 16 rows. Each warp transposes its 16 columns of these rows by itself, so that no warp waits
-// for others.
+// Turns the sums of many rows into results. Sums are rounded and transposed through shared memory,
+// because a thread of WGMMA has single columns, and results are written in runs of columns.
+//
+// If tiles have few rows, a warp turns its own rounded sums into results, 16 rows at a time, so
+// that no warp waits for others. If tiles have many rows, a warpgroup of its own does this while
+// the consumers multiply the next tile.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
 
 #include "packed/epilogue.h"
+#include "packed/results.h"
 
 namespace jgg::packed {
 
-constexpr int kTurnedRows = 16;
+constexpr int kRoundedRows = 16;  // that stmatrix writes at once
 
-// Two buffers for a warp's results, with two halves of 16 bytes for each row. In rows 4 to 7 of
-// every 8, the halves are exchanged, so that writing a fragment uses every bank once.
-struct TurnedRows {
-  alignas(128) uint8_t of[2][kTurnedRows][2 * few_rows::kMmaColumns];
+// Places in shared memory for the rounded sums of 16 rows of a warp's two strips, of which the warp
+// has 16 columns. In rows 4 to 7 of every 8, the halves of a row are exchanged, so that writing a
+// fragment uses every bank once.
+struct RoundedRows {
+  alignas(128) uint8_t of[2][kRoundedRows][2 * few_rows::kMmaColumns];
+
+  __device__ uint8_t* piece(int strip, int row, int number) {
+    return of[strip][row] + (number ^ row / 4 % 2) * 16;
+  }
 };
 
-// Stores the sums of a consumer's two strips. Each warp has 16 columns of each strip. In the
-// result, a warp's columns of the first strip begin at column `first` of the tile. If both strips
-// are of one matrix, the warp's columns of the second strip begin kNextRun further on. The
-// arithmetic has the same order as in few_rows/epilogue.h.
+// What consumers and the warps that finish a tile of many rows give to each other. The pieces of 16
+// bytes of a row are swizzled, so that writing a fragment and reading a row use every bank once.
 template <class Config>
-class RowsEpilogue : Epilogue<Config> {
+struct RoundedTile {
+  alignas(128) uint8_t of[Config::kStrips][Config::kTileM][2 * kSide];
+  float scale[Config::kStrips * kSide];  // of columns
+  float bias[Config::kStrips * kSide];
+  float weight[Config::kHasUp ? 1 : Config::kTileM];  // of rows, multiplies biases
+  alignas(8) sm90::Barrier ready;  // scales, biases and weights are there, and sums may be written
+  alignas(8) sm90::Barrier full;
+
+  __device__ uint8_t* piece(int strip, int row, int number) {
+    return of[strip][row] + (number ^ row % 8) * 16;
+  }
+};
+
+// A lane's part of rounding: the scales and biases of its columns of two strips.
+template <class Config>
+struct Rounding {
+  float scale[2][2];
+  float bias[2][2];
+
+  // Return where a lane writes with stmatrix: the row, and which of two pieces of 16 bytes.
+  __device__ static int row() { return threadIdx.x % 8 + threadIdx.x / 16 % 2 * 8; }
+  __device__ static int piece() { return threadIdx.x / 8 % 2; }
+
+  // Rounds the sums of 16 rows, and writes them to the lane's lines of both strips. `sum(strip, i)`
+  // is the lane's sum i of these rows, in the order of few_rows::Sums. `weight(row)` is of one of
+  // the rows, and multiplies biases. It is not called if there is an up.
+  template <class Sum, class Weight>
+  __device__ void round(uint8_t* const (&lines)[2], Sum const& sum, Weight const& weight) const {
+    float weights[4];
+    if constexpr (!Config::kHasUp) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        weights[i] = weight(i / 2 * few_rows::kMmaRows + few_rows::lane_row() + i % 2);
+      }
+    }
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) {
+      // A register has a pair of rows, as stmatrix needs it.
+      uint32_t words[4];
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        int const block = word / 2, high = word % 2;
+        float x[2];
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          float added = bias[strip][high];
+          if constexpr (!Config::kHasUp) added *= weights[2 * block + odd];
+          x[odd] = fmaf(sum(strip, 4 * block + 2 * high + odd), scale[strip][high], added);
+        }
+        words[word] = rounded_pair(x[0], x[1]);
+      }
+      cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3],
+                                    *reinterpret_cast<cute::uint128_t*>(lines[strip]));
+    }
+  }
+};
+
+// The epilogue of a warp that multiplies a tile of few rows. The warp has 16 columns of each of its
+// consumer's two strips. If both strips are of one matrix, the columns of the second begin kNextRun
+// further on.
+template <class Config, int kRows>
+class FewRowsEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;
-  static constexpr int kBlocks = kTurnedRows / few_rows::kMmaRows;
-  // The results of two blocks of rows by two runs of eight columns. A register has a pair of rows,
-  // as stmatrix needs it.
-  using Words = uint32_t[2 * kBlocks];
+  static_assert(kRows <= 2 * kRoundedRows && kRows <= kWarpSize);
 
  public:
-  __device__ RowsEpilogue(Params const& params, WorkTile const& work, TurnedRows& turned, int first)
-      : Base(params, work, first, nullptr), turned_(turned) {}
+  // The warp's columns begin at column `first` of the tile.
+  __device__ FewRowsEpilogue(Params const& params, WorkTile const& work, int first)
+      : Base(params, work, first, nullptr), results_(params, work) {}
 
-  // Loads what all rows share, and the weights of the first 16 rows.
+  // Loads what all rows share, and the weights of rows.
   __device__ void read() {
-    this->read_biases(bias_);
-    if constexpr (Base::kHasScales) this->read_scales(scale_);
-    weight_ = weight_of(lane() % kTurnedRows);
+    this->read_biases(rounding_.bias);
+    this->read_scales(rounding_.scale);
+    weight_ = results_.weight(lane());
   }
 
   // `sum(strip, i)` is a thread's sum i of a strip, in WGMMA's order (see few_rows::Sums).
-  template <int kAllBlocks, class Sum>
-  __device__ void store(Sum const& sum) {
-    int const rows = min(this->rows(), Config::kTileM);
+  template <class Sum>
+  __device__ void store(Sum const& sum, RoundedRows& rounded) const {
+    int const line = rounding_.row(), at = rounding_.piece();
+    uint8_t* const lines[] = {rounded.piece(0, line, at), rounded.piece(1, line, at)};
 #pragma unroll 1
-    for (int first = 0; first < rows; first += kTurnedRows) {
-      few_rows::Sums<kBlocks> sums;
-      pick<0, kAllBlocks>(first / few_rows::kMmaRows, sum, sums);
-      float const weight = weight_;
-      // The next weights are loaded early, because they come from global memory.
-      if (first + kTurnedRows < rows)
-        weight_ = weight_of(first + kTurnedRows + lane() % kTurnedRows);
-      store_rows(first, min(rows - first, kTurnedRows), sums, weight);
+    for (int first = 0; first < results_.rows(); first += kRoundedRows) {
+      auto const weight = [&](int row) {
+        float const of_row = __shfl_sync(~0u, weight_, first + row);
+        return this->params().has_activation ? 1.0f : of_row;
+      };
+      __syncwarp();  // lanes may still read the previous rows
+      if (kRows == kRoundedRows || first == 0) {
+        rounding_.round(lines, sum, weight);
+      } else {
+        constexpr int kBefore = kRoundedRows / 2;
+        rounding_.round(lines, [&](int strip, int i) { return sum(strip, kBefore + i); }, weight);
+      }
+      __syncwarp();
+      finish(first, rounded);
     }
   }
 
  private:
-  static constexpr int kElements = 16 / sizeof(typename Config::Element);
-
-  __device__ Params const& params() const { return this->packed_params(); }
-
-  // Calls `function` with the form of the launch, as a constant, so that all activations of 16 rows
-  // overlap.
-  template <class Function>
-  __device__ void with_form(Function const& function) const {
-    auto const call = [&]<Form kForm>() { function(std::integral_constant<Form, kForm>{}); };
-    if constexpr (Config::kHasUp) {
-      if (params().form == Form::kPlain) return call.template operator()<Form::kPlain>();
-      if (params().form == Form::kGated) return call.template operator()<Form::kGated>();
-    } else {
-      if (params().form == Form::kProduct) return call.template operator()<Form::kProduct>();
-    }
-    call.template operator()<Form::kGeneral>();
-  }
-
-  // Copies the sums of the rows from `block` on, which is one of kCount blocks from kFirst on.
-  // Branches find the block, because selecting each sum among the sums of all rows takes eight
-  // times as many instructions. `volatile` keeps the compiler from turning branches into
-  // selections.
-  template <int kFirst, int kCount, class Sum>
-  __device__ static void pick(int block, Sum const& sum, few_rows::Sums<kBlocks>& sums) {
-    if constexpr (kCount == kBlocks) {
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks * 4; ++i) {
-        int const strip = i / (kBlocks * 4), at = i % (kBlocks * 4);
-        asm volatile("mov.b32 %0, %1;"
-                     : "=f"(sums[strip][at / 4][at % 4])
-                     : "f"(sum(strip, kFirst * 4 + at)));
-      }
-    } else {
-      constexpr int kHalf = kCount / kBlocks / 2 * kBlocks;
-      if (block < kFirst + kHalf) {
-        pick<kFirst, kHalf>(block, sum, sums);
-      } else {
-        pick<kFirst + kHalf, kCount - kHalf>(block, sum, sums);
-      }
-    }
-  }
-
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
 
-  __device__ float weight_of(int row) const {
-    return row < this->rows() ? params().template weight<false>(this->first_row() + row, nullptr)
-                              : 0.0f;
-  }
-
-  // Stores up to 16 rows. Lane i has the weight of row i.
-  __device__ void store_rows(int first, int rows, few_rows::Sums<kBlocks> const& sums,
-                             float weight) {
-    Words out[2], kept[2];
-    with_form([&](auto form) { compute<form.value>(sums, weight, kept, out); });
-    if (params().kept_gate) {
-      write(params().kept_gate, 0, first, rows, kept[0]);
-      if constexpr (!Config::kHasUp) write(params().kept_gate, 1, first, rows, kept[1]);
-    }
-    if constexpr (Config::kHasUp) {
-      if (params().kept_up) write(params().kept_up, 0, first, rows, kept[1]);
-    }
-    write(params().out, 0, first, rows, out[0]);
-    if constexpr (!Config::kHasUp) write(params().out, 1, first, rows, out[1]);
-  }
-
-  // Sets `kept` to gate and up, and `out` to the results.
-  template <Form kForm>
-  __device__ void compute(few_rows::Sums<kBlocks> const& sums, float weight, Words (&kept)[2],
-                          Words (&out)[2]) const {
-    constexpr bool kActivates = kForm != Form::kProduct;
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      float weights[2];
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        int const row = block * few_rows::kMmaRows + few_rows::lane_row() + odd;
-        weights[odd] = __shfl_sync(~0u, weight, row);
-      }
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        int const word = 2 * block + high;
-#pragma unroll
-        for (int strip = 0; strip < 2; ++strip) {
-          float const bias = bias_[strip][high];
-          float x[2];
-#pragma unroll
-          for (int odd = 0; odd < 2; ++odd) {
-            x[odd] = sums[strip][block][2 * high + odd];
-            x[odd] *= Base::kHasScales ? scale_[strip][high] : Base::kFactor;
-            x[odd] += kActivates ? bias : weights[odd] * bias;
-          }
-          kept[strip][word] = out[strip][word] = in_halves(x[0], x[1]);
-        }
-        if constexpr (kActivates) activate<kForm>(weights, kept, out, word);
-      }
-    }
-  }
-
-  template <Form kForm>
-  __device__ void activate(float const (&weights)[2], Words const (&kept)[2], Words (&out)[2],
-                           int word) const {
-    auto const activated = [&](float gate, float up) {
-      if constexpr (kForm == Form::kGeneral) {
-        return mlp::gated(params().activation, gate, up);
-      } else {
-        return mlp::gated<kForm == Form::kPlain>(params().gated, gate, up);
-      }
+  __device__ void finish(int first, RoundedRows& rounded) const {
+    int const row = lane() / 2, piece = lane() % 2;
+    auto const of = [&](int strip) -> uint4 const& {
+      return *reinterpret_cast<uint4 const*>(rounded.piece(strip, row, piece));
     };
-    float y[2][2];
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      float const first = half(kept[0][word], odd), second = half(kept[1][word], odd);
-      if constexpr (Config::kHasUp) {
-        mlp::Gated const a = activated(first, second);
-        y[0][odd] = a.activation * a.up * weights[odd];
-      } else {
-        y[0][odd] = activated(first, 0.0f).activation * weights[odd];
-        y[1][odd] = activated(second, 0.0f).activation * weights[odd];
+    float const weight = __shfl_sync(~0u, weight_, first + row);
+    int const column = this->column(0, 0) - few_rows::lane_column() + piece * results_.kElements;
+    with_form<Config>(this->packed_params(), [&](auto form) {
+      results_.template store<form.value>(first + row, column, weight, of(0), of(1));
+      if constexpr (!Config::kHasUp) {
+        results_.template store<form.value>(first + row, column + Config::kNextRun, weight, of(1),
+                                            of(1));
       }
-    }
-    out[0][word] = in_halves(y[0][0], y[0][1]);
-    if constexpr (!Config::kHasUp) out[1][word] = in_halves(y[1][0], y[1][1]);
+    });
   }
 
-  __device__ static uint32_t in_halves(float first, float second) {
-    uint32_t word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-  }
-  __device__ static float half(uint32_t word, int high) {
-    return __uint_as_float(high ? word & 0xFFFF0000 : word << 16);
-  }
+  Results<Config> results_;
+  Rounding<Config> rounding_;
+  float weight_;  // of row lane()
+};
 
-  __device__ static int place(int row, int half) {
-    return row * 2 * few_rows::kMmaColumns + (half ^ row / 4 % 2) * 16;
-  }
-
-  // Writes a warp's columns of `strip` of up to 16 rows. Calls alternate between two buffers, so
-  // that one may be written while lanes still read the other.
-  __device__ void write(void* result, int strip, int first, int rows, Words const& words) {
-    uint8_t* const buffer = turned_.of[buffer_][0];
-    buffer_ ^= 1;
-    int const line = lane() % 8 + lane() / 16 * 8;
-    auto& turned = *reinterpret_cast<cute::uint128_t*>(buffer + place(line, lane() / 8 % 2));
-    __syncwarp();  // lanes may have left the last call at different times
-    cute::SM90_U16x8_STSM_T::copy(words[0], words[1], words[2], words[3], turned);
-    __syncwarp();
-    // The compiler computes these once for all calls.
-    int const row = lane() / 2, n = params().n;
-    int const column = this->column(0, 0) - few_rows::lane_column() + lane() % 2 * kElements;
-    int64_t const at = (int64_t(this->first_row()) + first + row) * n + column;
-    int const next = strip * Config::kNextRun;
-    if (row >= rows || column + next >= n) return;
-    uint4 const four = *reinterpret_cast<uint4 const*>(buffer + place(row, lane() % 2));
-    auto* const out = static_cast<uint16_t*>(result) + at + next;
-    if (n % kElements == 0) {
-      *reinterpret_cast<uint4*>(out) = four;
-      return;
-    }
-    uint32_t const all[] = {four.x, four.y, four.z, four.w};
+// The end of a tile of many rows for a warp that multiplies. It keeps nothing of the epilogue in
+// registers while it multiplies.
+template <class Config, int kRows, class Sum>
+__device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consumer,
+                           unsigned phase) {
+  int const warp = threadIdx.x % sm90::kWarpgroup / kWarpSize;
+  Rounding<Config> rounding;
+  tile.ready.wait(phase);
+  uint8_t* lines[2];
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if (column + next + i < n) out[i] = static_cast<uint16_t>(all[i / 2] >> i % 2 * 16);
+  for (int i = 0; i < 2; ++i) {
+    int const strip = 2 * consumer + i;
+    lines[i] = tile.piece(strip, rounding.row(), 2 * warp + rounding.piece());
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      int const column = warp * few_rows::kMmaColumns + few_rows::lane_column() + 8 * high;
+      rounding.scale[i][high] = tile.scale[strip * kSide + column];
+      rounding.bias[i][high] = tile.bias[strip * kSide + column];
     }
   }
+#pragma unroll
+  for (int first = 0; first < kRows; first += kRoundedRows) {
+    rounding.round(
+        lines, [&](int strip, int i) { return sum(strip, first / 2 + i); },
+        [&](int row) { return tile.weight[first + row]; });
+#pragma unroll
+    for (int i = 0; i < 2; ++i) lines[i] += sizeof(tile.of[0][0]) * kRoundedRows;
+  }
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) tile.full.arrive();
+}
 
-  TurnedRows& turned_;
-  int buffer_ = 0;
+// What the warpgroup that finishes tiles of many rows does with a tile. Each of its warps has four
+// of every 16 rows.
+template <class Config>
+class Finish : Epilogue<Config> {
+  using Base = Epilogue<Config>;
+  static constexpr int kMatrices = Config::kHasUp ? 2 : 1;
+  static constexpr int kPieces = 8, kRowsAtOnce = kWarpSize / kPieces, kRowsOfWarps = 16;
+
+ public:
+  static constexpr int kWarps = kRowsOfWarps / kRowsAtOnce;
+  static_assert(kWarps * kWarpSize == sm90::kWarpgroup);
+
+  __device__ Finish(Params const& params, WorkTile const& work)
+      : Base(params, work, 0, nullptr), results_(params, work), first_column_(work.n) {}
+
+  // Loads what consumers need to round. They are done with the previous tile.
+  __device__ void prepare(RoundedTile<Config>& tile) {
+    for (int i = threadIdx.x % sm90::kWarpgroup; i < Config::kStrips * kSide;
+         i += sm90::kWarpgroup) {
+      int const strip = i / kSide, column = column_of(strip) + i % kSide;
+      bool const is_up = strip % kMatrices > 0;
+      tile.scale[i] = this->scale_of(is_up, column);
+      tile.bias[i] = this->bias_of(is_up, column);
+    }
+    // Each lane keeps the weight of one of its warp's rows.
+    int const row =
+        lane() / kRowsAtOnce * kRowsOfWarps + first_row_of_warp() + lane() % kRowsAtOnce;
+    weight_ = row < Config::kTileM ? results_.weight(row) : 0.0f;
+    if constexpr (!Config::kHasUp) {
+      if (row < Config::kTileM) tile.weight[row] = this->params().has_activation ? 1.0f : weight_;
+    }
+    __syncwarp();
+    if (lane() == 0) tile.ready.arrive();
+  }
+
+  __device__ void store(RoundedTile<Config>& tile, unsigned phase) const {
+    tile.full.wait(phase);
+    with_form<Config>(this->packed_params(), [&](auto form) {
+      int const rows = results_.rows(), piece = lane() % kPieces;
+#pragma unroll 1
+      for (int begin = 0; begin < rows; begin += kRowsOfWarps) {
+        int const row = begin + first_row_of_warp() + lane() / kPieces;
+        int const of_lane = begin / kRowsOfWarps * kRowsAtOnce + lane() / kPieces;
+        float const weight = __shfl_sync(~0u, weight_, of_lane);
+#pragma unroll 1
+        for (int strip = 0; strip < Config::kStrips; strip += kMatrices) {
+          auto const of = [&](int matrix) -> uint4 const& {
+            return *reinterpret_cast<uint4 const*>(tile.piece(strip + matrix, row, piece));
+          };
+          int const column = column_of(strip) + piece * results_.kElements;
+          results_.template store<form.value>(row, column, weight, of(0), of(kMatrices - 1));
+        }
+      }
+    });
+  }
+
+ private:
+  __device__ static int lane() { return threadIdx.x % kWarpSize; }
+  __device__ static int first_row_of_warp() {
+    return threadIdx.x % sm90::kWarpgroup / kWarpSize * kRowsAtOnce;
+  }
+  __device__ int column_of(int strip) const { return first_column_ + strip / kMatrices * kSide; }
+
+  Results<Config> results_;
+  int first_column_;
   float weight_;
-  float bias_[2][2];
-  float scale_[2][2];
 };
 
 }  // namespace jgg::packed

@@ -213,10 +213,10 @@ concept SwappedSplitProblem =
 //   Config, Params, Shared      of the kernel
 //   kThreads, kBlocks           threads of a block, and blocks that share a multiprocessor
 //   initialize(params, shared)  initialises barriers; all threads call it
-//   kRegisters                  of threads that load, multiply and convert; 0 means as launched, or
-//                               that no threads convert
+//   kRegisters                  of threads that load, multiply and assist; 0 means as launched, or
+//                               that no threads assist
 //   load, schedule, consume     the work of warp 0, of warp 1, and of each consumer
-//   bring, convert              optional: the work of two warps, and of a warpgroup
+//   bring, assist               optional: the work of two warps, and of a warpgroup
 // Roles that have other warps, or that choose between roles by what is in memory, have instead
 //   run(params, shared, rank)   the work of a block
 template <class R>
@@ -230,7 +230,7 @@ concept Roles = requires(typename R::Params const& params, typename R::Shared& s
     R::load(params, shared, index);
     R::schedule(params, shared, index);
     R::consume(params, shared, index);
-    requires R::kRegisters.convert == 0 || requires { R::convert(params, shared); };
+    requires R::kRegisters.assist == 0 || requires { R::assist(params, shared); };
   };
 };
 

@@ -19,11 +19,11 @@ constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 
 // Registers of a thread. The warpgroup that only issues copies gives registers to the warpgroups
-// that accumulate. Few kernels have a warpgroup that converts.
+// that accumulate. Few kernels have another warpgroup, which assists.
 struct Registers {
   int load;
   int multiply;
-  int convert = 0;
+  int assist = 0;
 };
 constexpr Registers kTileRegisters{40, 232};
 // Schedules of pieces, and warps that gather contracted rows, take more registers.

@@ -9,17 +9,18 @@
 //                                                         and rows of tokens by cp.async, and rows
 //                                                         that these warps quantise
 //                                                         (mlp/quantizing_product.cu)
-//   1          all   Roles::convert   kRegisters.convert  splits rows into parts; if missing,
-//                                                         consumers are warpgroups 1 and 2
+//   1          all   Roles::assist    kRegisters.assist   splits rows into parts, or turns rounded
+//                                                         sums into results (packed/decoding.h); if
+//                                                         missing, consumers are warpgroups 1, 2
 //   2, 3       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
 //
-//   registers of a thread             load, multiply
+//   registers of a thread             load, multiply, assist
 //     whole tiles                     40, 232
 //     pieces of tiles                 56, 224
 //     contracted rows by gather.h     56, 224
 //     FP8 groups of few rows          40, 64 (three blocks a multiprocessor)
-//     packed/decoding.h               72, 216; 48, 96 with two blocks a multiprocessor
-//     with convert                    40, 192, and 88 to convert
+//     packed/decoding.h               56, 200, 56; 48, 96 with two blocks a multiprocessor
+//     rows split into parts           40, 192, 88
 //     few_rows/                       128 for every thread, as launched; two blocks
 //     packed/streaming.h              80 for every thread, as launched; two blocks
 //     mlp/quantizing_product.cu       80 for every thread, as launched; two blocks
@@ -32,10 +33,11 @@
 //                turns, only the consumer whose tile it is
 //   scales_full  every thread of the warps that load scales; in mlp/quantizing_product.cu each warp
 //                that brings rows, with their scales
-//   rows_full    each warp that converts rows; the weights of the stage have a barrier of their
+//   rows_full    each warp that splits rows; the weights of the stage have a barrier of their
 //                own, weights_full, with the arrivals of full
 //   work_full    1 of the warp that schedules
-//   work_empty   each warp that loads, and every warp of the consumers
+//   work_empty   each warp that loads or assists, and every warp of the consumers
+//   ready, full of packed/rows_epilogue.h: each warp that assists; each warp of the consumers
 //   free, full of fixup/exchange.h: 1 each, and the bytes of the sums
 //
 //   named barriers: barrier.h
@@ -60,7 +62,7 @@ template <class Role, class Params, class Shared, class... More>
 __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, int rank,
                                           More const&... more) {
   constexpr Registers kRegisters = Role::kRegisters;
-  constexpr int kFirstConsumer = kRegisters.convert > 0 ? 2 : 1;
+  constexpr int kFirstConsumer = kRegisters.assist > 0 ? 2 : 1;
   // Make the warp index uniform; behind a divergent branch, shuffles would be duplicated.
   int const warp = uniform(threadIdx.x / kWarpSize), warpgroup = warp / (kWarpgroup / kWarpSize);
   if (warpgroup == 0) {
@@ -73,9 +75,9 @@ __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, 
       Role::bring(params, shared, rank, warp - 2);
     }
   } else if (warpgroup < kFirstConsumer) {
-    if constexpr (kRegisters.convert > 0) {
-      cutlass::arch::warpgroup_reg_dealloc<kRegisters.convert>();
-      Role::convert(params, shared);
+    if constexpr (kRegisters.assist > 0) {
+      cutlass::arch::warpgroup_reg_dealloc<kRegisters.assist>();
+      Role::assist(params, shared);
     }
   } else {
     if constexpr (kRegisters.multiply > 0) {

@@ -48,7 +48,7 @@ struct SwappedSplitRoles : TileRoles<Problem> {
     });
   }
 
-  __device__ static void convert(Params const& params, Shared& shared) {
+  __device__ static void assist(Params const& params, Shared& shared) {
     for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       Mainloop::bring_rows(params, work, shared, stage);
     });

@@ -67,6 +67,11 @@ class TestForward:
         for activation in mlp.CLIPPED:
             check_gated(rng, sizes_of.uniform(1000, 5), activation=activation, spread=30.0)
 
+    def test_gates_whose_square_overflows(self, rng):
+        for activation in mlp.CLIPPED:
+            with np.errstate(over="ignore"):
+                check_gated(rng, sizes_of.uniform(500, 3), activation=activation, spread=2.0**66)
+
 
 class TestBackward:
     @ACTIVATIONS

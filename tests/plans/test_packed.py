@@ -41,7 +41,7 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 def test_rows_a_group(format):
-    streamed, few, most = 8, 0 if format in WITHOUT_FEW_ROWS else 24, 1024
+    streamed, few, most = (8, 0, 1024) if format in WITHOUT_FEW_ROWS else (8, 24, 2048)
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
     for rows, kernel in (
         (1, "streamed_16x128"),
@@ -164,7 +164,7 @@ def test_experts_of_any_width_are_streamed():
         (dict(wo=None), "not all matrices are quantised"),
         (dict(wo=PLAIN), "no kernel for bfloat16 x int8_plain"),
         (dict(activation=jnp.tanh), "no kernel has the activation"),
-        (dict(tokens=1024 * 8, wo="int4"), "that is faster for more than 1024 rows a group"),
+        (dict(tokens=2048 * 8, wo="int4"), "that is faster for more than 2048 rows a group"),
     ],
     ids=["wo", "format", "activation", "rows"],
 )
@@ -177,7 +177,7 @@ def test_a_program_calls_the_kernels(extension):
     """The program is only lowered, so the extension need not have these kernels."""
     q = packed(EXPERTS, EMBED, HIDDEN)
     calls = {}
-    for rows in (4, 512, 16384):
+    for rows in (4, 512, 32768):
         traced = jax.jit(jgg.ragged_dot).trace(array(rows, EMBED), q, SIZES)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         names = "streamed_packed_dot", "decoded_packed_dot", "unpack_matrices"
@@ -185,7 +185,7 @@ def test_a_program_calls_the_kernels(extension):
     assert calls == {
         4: ["streamed_packed_dot"],
         512: ["decoded_packed_dot"],
-        16384: ["unpack_matrices"],
+        32768: ["unpack_matrices"],
     }
 
 

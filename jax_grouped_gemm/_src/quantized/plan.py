@@ -152,7 +152,12 @@ PACKED_KERNELS = (
     ),
     _decoding(
         tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1),
-        rhs=call.FORMATS,
+        rhs=SMALL_TILE_FORMATS,
+        most_rows=2048,
+    ),
+    _decoding(
+        tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1),
+        rhs=("fp8_128x128",),
         most_rows=1024,
     ),
 )
