@@ -22,9 +22,14 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 // With one thread block on a multiprocessor, each warp scheduler has two warps that decode, and
 // these two warps wait longer than they issue. So two thread blocks share a multiprocessor if tiles
 // have few rows.
+//
+// Fewer records in a stage make room for more stages in flight, but consumers then wait and fence
+// more often, and cannot read a record ahead. Tiles of 128 rows and 8 bits have no room for stages
+// of two records.
 template <Format kFormat, bool kHasUp_, int kTileM>
-struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows ? 2 : 1,
-                                    /*kStrips=*/2 * kConsumers, /*kWholeVectors=*/true> {
+struct DecodingConfig
+    : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows || bits_of(kFormat) < 8 ? 2 : 1,
+                  /*kStrips=*/2 * kConsumers, /*kWholeVectors=*/true> {
   using Base = typename DecodingConfig::StageConfig;
   static constexpr bool kHasUp = kHasUp_;
   static constexpr int kColumns = Base::kStrips * kSide;
@@ -33,6 +38,11 @@ struct DecodingConfig : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFew
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
+  // Whether consumers read both records of a stage at its beginning. If they read the second record
+  // right before its first step, products wait for it. With two thread blocks on a multiprocessor
+  // there are no registers for this. If the last stage has only one record, the second is read for
+  // nothing.
+  static constexpr bool kReadsAhead = kBlocks == 1 && Base::kRecords > 1;
   // Whether a warpgroup of its own turns rounded sums into results.
   static constexpr bool kHasFinish = kTileM > kFewRows;
   static constexpr int kRoundedBytes =
@@ -154,28 +164,36 @@ class DecodingMainloop {
         };
         return RecordPair{of_strip(0), of_strip(1)};
       };
+      auto const multiply_records = [&](auto const& record_of) {
 #pragma unroll
-      for (int record = 0; record < Config::kRecords; ++record) {
-        if (record >= records) break;
-        RecordPair const of = read(record);
-        auto const here =
-            sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
-        auto const step = [&](auto k) {
-          constexpr int kStep = decltype(k)::value;
-          bool const accumulates = kStep > 0 || record > 0 || before >= 0;
+        for (int record = 0; record < Config::kRecords; ++record) {
+          if (record >= records) break;
+          RecordPair const of = record_of(record);
+          auto const here =
+              sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
+          auto const step = [&](auto k) {
+            constexpr int kStep = decltype(k)::value;
+            bool const accumulates = kStep > 0 || record > 0 || before >= 0;
 #pragma unroll
-          for (int strip = 0; strip < 2; ++strip) {
-            issue<kStep, kRows>(of.strip[strip], here, a[kStep % 2][strip], products[strip],
-                                accumulates);
-          }
-          warpgroup_commit_batch();
-          warpgroup_wait<1>();
-        };
-        step(Int<0>{});
-        if (record == 0 && before >= 0) release(before);
-        step(Int<1>{});
-        step(Int<2>{});
-        step(Int<3>{});
+            for (int strip = 0; strip < 2; ++strip) {
+              issue<kStep, kRows>(of.strip[strip], here, a[kStep % 2][strip], products[strip],
+                                  accumulates);
+            }
+            warpgroup_commit_batch();
+            warpgroup_wait<1>();
+          };
+          step(Int<0>{});
+          if (record == 0 && before >= 0) release(before);
+          step(Int<1>{});
+          step(Int<2>{});
+          step(Int<3>{});
+        }
+      };
+      if constexpr (Config::kReadsAhead) {
+        RecordPair const first = read(0), second = read(1);
+        multiply_records([&](int record) { return record == 0 ? first : second; });
+      } else {
+        multiply_records(read);
       }
       before = stage.stage;
     }
