@@ -1,7 +1,7 @@
-// The product for groups of more than 16 rows. Two consumers decode records from shared memory into
-// registers, which are WGMMA's operand on the M side. Columns of the matrices are on the M side,
-// and rows are on the N side, which is as wide as the tile has rows. Decoding 16 elements of K
-// overlaps with the products of the previous 16.
+// The product for groups of more rows than streaming.h is for (quantized/plan.py). Two consumers
+// decode records from shared memory into registers, which are WGMMA's operand on the M side.
+// Columns of the matrices are on the M side, and rows are on the N side, which is as wide as the
+// tile has rows. Decoding 16 elements of K overlaps with the products of the previous 16.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>
@@ -24,8 +24,8 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 // have few rows.
 //
 // Fewer records in a stage make room for more stages in flight, but consumers then wait and fence
-// more often, and cannot read a record ahead. Tiles of 128 rows and 8 bits have no room for stages
-// of two records.
+// more often, and cannot read a record ahead. Tiles of 128 rows and 8 bits have room for two stages
+// of two records, and so have four stages of one record.
 template <Format kFormat, bool kHasUp_, int kTileM>
 struct DecodingConfig
     : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows || bits_of(kFormat) < 8 ? 2 : 1,
@@ -43,7 +43,7 @@ struct DecodingConfig
   // there are no registers for this. If the last stage has only one record, the second is read for
   // nothing.
   static constexpr bool kReadsAhead = kBlocks == 1 && Base::kRecords > 1;
-  // Whether a warpgroup of its own turns rounded sums into results.
+  // Whether a separate warpgroup turns rounded sums into results.
   static constexpr bool kHasFinish = kTileM > kFewRows;
   static constexpr int kRoundedBytes =
       kHasFinish ? kTileM * kColumns * 2 + (2 * kColumns + kTileM) * int(sizeof(float))
@@ -85,7 +85,7 @@ class DecodingMainloop {
 
  public:
   // Multiplies a tile of at most kRows rows, and stores the results or hands over rounded sums.
-  // `phase` is that of the rounded sums of a tile of many rows.
+  // `phase` is that of the barriers of RoundedTile.
   template <int kRows>
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
                                  sm90::StageIterator<Config::kStages>& stage, int consumer,

@@ -24,8 +24,7 @@ struct StageConfig {
   static constexpr int kStrips = kStrips_;
   static constexpr bool kWholeVectors = kWholeVectors_;  // whether rows of x are whole vectors
   // Schedules count steps of this many records. A step has 128 elements of K, so no group of int4
-  // crosses the boundary of a step. If stages have one record, both stages of a group have its
-  // scale.
+  // crosses the boundary of a step.
   static constexpr int kStepRecords = 2;
   static constexpr int kTileK = kStepRecords * kSide;
   static constexpr int kCluster = 1;
@@ -171,7 +170,7 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
   bool in_vectors = params.k % kElements == 0;
   if constexpr (Config::kWholeVectors) in_vectors = true;
   // The threads of a warp find the tokens of its rows together, and keep them in shared memory. If
-  // they passed them on by shuffles, kernels would be 3 % slower.
+  // they passed them on by shuffles, kernels would be 2 to 3 % slower.
 #pragma unroll 1
   for (int i = piece; i < kOwn; i += kPieces) {
     int const row = own + i * kRowsAtOnce;

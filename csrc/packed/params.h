@@ -8,8 +8,8 @@
 
 namespace jgg::packed {
 
-// What the decoding kernel computes from the sums of a row: a product, gate sigmoid(alpha gate) up,
-// another activation with Function::kSigmoid, or any activation.
+// The results of a decoding kernel: products, gate sigmoid(alpha gate) up, another activation of
+// gate and up with Function::kSigmoid, or any activation.
 enum class Form : int { kProduct, kPlain, kGated, kGeneral };
 
 inline Form form_of(Arguments const& a) {

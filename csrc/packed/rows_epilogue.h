@@ -2,7 +2,7 @@
 // because a thread of WGMMA has single columns, and results are written in runs of columns.
 //
 // If tiles have few rows, a warp turns its own rounded sums into results, 16 rows at a time, so
-// that no warp waits for others. If tiles have many rows, a warpgroup of its own does this while
+// that no warp waits for others. If tiles have many rows, a separate warpgroup does this while
 // the consumers multiply the next tile.
 #pragma once
 
@@ -26,8 +26,9 @@ struct RoundedRows {
   }
 };
 
-// What consumers and the warps that finish a tile of many rows give to each other. The pieces of 16
-// bytes of a row are swizzled, so that writing a fragment and reading a row use every bank once.
+// Consumers write the rounded sums of a tile of many rows here, and the warps that finish tiles
+// write scales, biases and weights of rows. The pieces of 16 bytes of a row are swizzled, so that
+// writing a fragment and reading a row use every bank once.
 template <class Config>
 struct RoundedTile {
   alignas(128) uint8_t of[Config::kStrips][Config::kTileM][2 * kSide];
@@ -99,7 +100,7 @@ class FewRowsEpilogue : Epilogue<Config> {
   __device__ FewRowsEpilogue(Params const& params, WorkTile const& work, int first)
       : Base(params, work, first, nullptr), results_(params, work) {}
 
-  // Loads what all rows share, and the weights of rows.
+  // Loads the scales and biases of the warp's columns, and the weights of rows.
   __device__ void read() {
     this->read_biases(rounding_.bias);
     this->read_scales(rounding_.scale);
@@ -185,8 +186,8 @@ __device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consum
   if (threadIdx.x % kWarpSize == 0) tile.full.arrive();
 }
 
-// What the warpgroup that finishes tiles of many rows does with a tile. Each of its warps has four
-// of every 16 rows.
+// The finishing warpgroup's part of a tile of many rows. Each of its warps has four of every 16
+// rows.
 template <class Config>
 class Finish : Epilogue<Config> {
   using Base = Epilogue<Config>;
@@ -200,7 +201,8 @@ class Finish : Epilogue<Config> {
   __device__ Finish(Params const& params, WorkTile const& work)
       : Base(params, work, 0, nullptr), results_(params, work), first_column_(work.n) {}
 
-  // Loads what consumers need to round. They are done with the previous tile.
+  // Loads the scales, biases and weights for the consumers' rounding. Consumers have read those of
+  // the previous tile, because store() waited for them.
   __device__ void prepare(RoundedTile<Config>& tile) {
     for (int i = threadIdx.x % sm90::kWarpgroup; i < Config::kStrips * kSide;
          i += sm90::kWarpgroup) {

@@ -1,5 +1,5 @@
 // The shell of every kernel with WGMMA and of the kernels of few_rows/ and packed/: barriers, a
-// warpgroup that brings work and operands, and warpgroups that multiply and store.
+// warpgroup that brings work and operands, one that may assist, and warpgroups that multiply.
 //
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
@@ -37,7 +37,7 @@
 //                own, weights_full, with the arrivals of full
 //   work_full    1 of the warp that schedules
 //   work_empty   each warp that loads or assists, and every warp of the consumers
-//   ready, full of packed/rows_epilogue.h: each warp that assists; each warp of the consumers
+//   ready, full of packed/rows_epilogue.h: each warp that assists, each warp of the consumers
 //   free, full of fixup/exchange.h: 1 each, and the bytes of the sums
 //
 //   named barriers: barrier.h

@@ -148,9 +148,11 @@ def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) ->
         norm = np.linalg.norm(value)
         if not np.isfinite(norm) or norm == 0:
             continue
-        # Rounding a random value costs 0.38 of the unit roundoff on average, and more in some small
-        # blocks. The hardware may truncate after every 16 products, always downwards.
-        rounding = unit * min(1, 0.5 + 2 / np.sqrt(value.size))
+        # Rounding a random value costs 0.38 of the unit roundoff on average, and more in blocks
+        # whose norm is that of a few values. The hardware may truncate after every 16 products,
+        # always downwards.
+        concentration = np.linalg.norm((value / norm) ** 2)  # 1 / sqrt(size) if all are equal
+        rounding = unit * min(1, 0.5 + 2 * concentration)
         bound = rounding + 2 * accumulator_unit * (1 + depth / 4) + product_error
         # This bounds the sum of errors of random sign, and the rounding of subnormal results.
         random = 2 * product_error * np.linalg.norm(exact.magnitude[block]) / np.sqrt(depth)

@@ -135,6 +135,7 @@ _decoding = functools.partial(
     refuses=lambda x: f"k={x.shape[1]} must be a multiple of 8" * (x.shape[1] % 8 > 0),
     in_order=always,  # tiles of all heights sum in the same order
 )
+_LARGE_TILE = TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
 PACKED_KERNELS = (
     PackedKernel(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
@@ -150,16 +151,8 @@ PACKED_KERNELS = (
         rhs=SMALL_TILE_FORMATS,
         most_rows=24,
     ),
-    _decoding(
-        tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1),
-        rhs=SMALL_TILE_FORMATS,
-        most_rows=2048,
-    ),
-    _decoding(
-        tile=TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1),
-        rhs=("fp8_128x128",),
-        most_rows=1024,
-    ),
+    _decoding(tile=_LARGE_TILE, rhs=SMALL_TILE_FORMATS, most_rows=2048),
+    _decoding(tile=_LARGE_TILE, rhs=("fp8_128x128",), most_rows=1024),
 )
 """The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
 
