@@ -96,11 +96,6 @@ __device__ __forceinline__ void decode_e4m3(uint32_t x, uint32_t& first, uint32_
   second = multiply_two(second, kTwoTo120);
 }
 
-// Groups of elements of int4 matrices share a scale and a zero point.
-struct Groups {
-  int shift;  // log2 of a group's elements / 32
-};
-
 // Records decode to the values of matrices divided by this factor. The epilogue multiplies sums by
 // it.
 constexpr float factor_of(Format format) {
@@ -120,7 +115,7 @@ class Record<Format::kMxFp4> {
   static constexpr int kSlots = 1;        // the most slots of a record
 
   __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales, uint8_t const*,
-                                    int record, int thread, Groups const&) {
+                                    int record, int thread, int) {
     words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
     uint32_t const e =
         *reinterpret_cast<uint32_t const*>(scales + record * kSlotBytes + thread / 4 * 4);
@@ -157,12 +152,12 @@ class RecordOfInt4 {
 
   __device__ __forceinline__ RecordOfInt4(uint8_t const* values, uint8_t const* scales,
                                           uint8_t const* zeros, int record, int thread,
-                                          Groups const& of) {
+                                          int group_shift) {
     constexpr uint32_t kTwoTo60 = 0x5D805D80, kMinusTwoToMinus126 = 0x80808080;
     words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const at = place_of_group(record, half, thread, of);
+      int const at = place_of_group(record, half, thread, group_shift);
       scales_[half] = multiply_two(*reinterpret_cast<uint32_t const*>(scales + at), kTwoTo60);
       if constexpr (kHasZeros) {
         uint32_t const zero = *reinterpret_cast<uint16_t const*>(zeros + at / 2);
@@ -175,8 +170,8 @@ class RecordOfInt4 {
 
   // Returns where the scales of half a record are.
   __device__ __forceinline__ static int place_of_group(int record, int half, int thread,
-                                                       Groups const& of) {
-    return ((2 * record + half) >> of.shift) * kSlotBytes + thread / 4 * 4;
+                                                       int group_shift) {
+    return ((2 * record + half) >> group_shift) * kSlotBytes + thread / 4 * 4;
   }
 
   // Rounds once. Zero points are subtracted first, because the product of a scale and a zero point
@@ -241,7 +236,7 @@ class RecordOfBytes {
   static constexpr int kSlots = 0;
 
   __device__ __forceinline__ RecordOfBytes(uint8_t const* values, uint8_t const*, uint8_t const*,
-                                           int record, int thread, Groups const&) {
+                                           int record, int thread, int) {
     uint8_t const* const at = values + record * 4096 + thread * 16;
     words_[0] = *reinterpret_cast<uint4 const*>(at);
     words_[1] = *reinterpret_cast<uint4 const*>(at + 2048);
@@ -285,8 +280,8 @@ class Record<Format::kFp8Blocks> : public RecordOfBytes<Format::kFp8Blocks> {
   static constexpr int kSlots = 1;
 
   __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales,
-                                    uint8_t const* zeros, int record, int thread, Groups const& of)
-      : RecordOfBytes(values, scales, zeros, record, thread, of) {
+                                    uint8_t const* zeros, int record, int thread, int group_shift)
+      : RecordOfBytes(values, scales, zeros, record, thread, group_shift) {
     BlockScale const scale = reinterpret_cast<BlockScale const*>(scales)[record];
     high_ = twice_high(__float_as_uint(scale.high));
     low_ = twice_high(__float_as_uint(scale.low));

@@ -159,8 +159,9 @@ class DecodingMainloop {
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {
           uint8_t const* const groups = shared.groups[stage.stage][consumer * 2 + strip];
-          return typename Config::Of(shared.values[stage.stage][consumer * 2 + strip], groups,
-                                     groups + Config::kScaleBytes, record, thread, params.of);
+          return
+              typename Config::Of(shared.values[stage.stage][consumer * 2 + strip], groups,
+                                  groups + Config::kScaleBytes, record, thread, params.group_shift);
         };
         return RecordPair{of_strip(0), of_strip(1)};
       };

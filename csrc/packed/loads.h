@@ -100,7 +100,7 @@ class Copier {
     unit_ = Config::kRecordBytes;
     shift_ = 1;
     if (kind > 0) {
-      if constexpr (is_int4(Config::kFormat)) shift_ = params.of.shift;
+      if constexpr (is_int4(Config::kFormat)) shift_ = params.group_shift;
       base = kind == 1 ? matrices.scales : matrices.zero_points;
       to = shared.groups[0][strip] + (kind == 1 ? 0 : Config::kScaleBytes);
       unit_ = kind == 1 ? kSlotBytes : kSlotBytes / 2;

@@ -22,7 +22,7 @@ inline Form form_of(Arguments const& a) {
 struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
-  Groups of;
+  int group_shift;
   Form form;
   mlp::GatedFunction gated;  // used if the form is kPlain or kGated
   float* partial_sums;       // [blocks, 16 x 128], of the kernel for few rows
@@ -33,10 +33,8 @@ struct Params : few_rows::Product {
   __device__ int records() const { return (k + kSide - 1) / kSide; }
 };
 
-inline Groups groups_of(int group_size) {
-  int const shift = group_size >= 128 ? 2 : group_size >= 64 ? 1 : 0;
-  return {shift};
-}
+// Returns log2 of the elements of an int4 group over 32. A group shares a scale and a zero point.
+inline int shift_of(int group_size) { return group_size >= 128 ? 2 : group_size >= 64 ? 1 : 0; }
 
 inline Params make_params(Arguments const& a) {
   Params params;
@@ -44,7 +42,7 @@ inline Params make_params(Arguments const& a) {
   params.gate = a.gate;
   params.up = a.up;
   params.has_up = a.product.has_activation && a.up.values != nullptr;
-  params.of = groups_of(a.group_size);
+  params.group_shift = shift_of(a.group_size);
   params.form = form_of(a);
   params.gated = mlp::GatedFunction(a.product.activation);
   if (params.form == Form::kProduct) params.kept_gate = params.kept_up = nullptr;

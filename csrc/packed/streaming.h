@@ -99,7 +99,8 @@ __device__ __forceinline__ void multiply(Params const& params, StreamingStorage<
       for (int strip = 0; strip < 2; ++strip) {
         uint8_t const* const groups = shared.groups[stage.stage][strip];
         typename Config::Of const of(shared.values[stage.stage][strip], groups,
-                                     groups + Config::kScaleBytes, record, thread, params.of);
+                                     groups + Config::kScaleBytes, record, thread,
+                                     params.group_shift);
         multiply_step<0>(of, rows, sums[strip]);
         multiply_step<1>(of, rows, sums[strip]);
         multiply_step<2>(of, rows, sums[strip]);

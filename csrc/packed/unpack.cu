@@ -18,7 +18,7 @@ constexpr int kPieces = kLineBytes / 16;
 
 struct UnpackParams {
   Matrices packed;
-  Groups of;
+  int group_shift;
   uint16_t* out;
   int k;
   int n;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   int64_t const strip = int64_t(place.matrix) * params.grid.down + place.down;
 
-  int const shift = params.of.shift;
+  int const shift = params.group_shift;
   int64_t const slots = is_int4(kFormat) ? (2 * records + (1 << shift) - 1) >> shift : records;
   int const slot = is_int4(kFormat) ? 2 * first >> shift : first;
   uint8_t const* const values =
@@ -81,12 +81,12 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kInBlocks) {
       channel[0] = channel[1] = reinterpret_cast<BlockScale const*>(scales)[record].scale;
     }
-    Of const of(values, scales, zeros, record, thread, params.of);
+    Of const of(values, scales, zeros, record, thread, params.group_shift);
     auto const step = [&](auto k) {
       constexpr int kStep = decltype(k)::value;
       Fragment a;
       if constexpr (is_int4(kFormat)) {
-        int const at = Of::place_of_group(record, kStep / 2, thread, params.of);
+        int const at = Of::place_of_group(record, kStep / 2, thread, params.group_shift);
         uint32_t const pair = *reinterpret_cast<uint32_t const*>(scales + at);
         channel[0] = __uint_as_float(pair << 16);
         channel[1] = __uint_as_float(pair & 0xFFFF0000);
@@ -130,7 +130,7 @@ cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
   TileGrid const grid{unsigned(ceil_div(ceil_div(a.k, kSide), kRecords)),
                       unsigned(ceil_div(a.n, kSide))};
   UnpackParams const params{
-      a.packed, groups_of(a.group_size), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
+      a.packed, shift_of(a.group_size), static_cast<uint16_t*>(a.out), a.k, a.n, grid};
   return with_constants(
       [&](auto format) {
         unpack_kernel<format.value><<<grid.blocks(a.matrices), kThreads, 0, stream>>>(params);
