@@ -211,12 +211,12 @@ class Finish : Epilogue<Config> {
       tile.scale[i] = this->scale_of(is_up, column);
       tile.bias[i] = this->bias_of(is_up, column);
     }
-    // Each lane keeps the weight of one of its warp's rows.
+    static_assert(Config::kTileM == sm90::kWarpgroup, "each thread has the weight of one row");
     int const row =
         lane() / kRowsAtOnce * kRowsOfWarps + first_row_of_warp() + lane() % kRowsAtOnce;
-    weight_ = row < Config::kTileM ? results_.weight(row) : 0.0f;
+    weight_ = results_.weight(row);
     if constexpr (!Config::kHasUp) {
-      if (row < Config::kTileM) tile.weight[row] = this->params().has_activation ? 1.0f : weight_;
+      tile.weight[row] = this->params().has_activation ? 1.0f : weight_;
     }
     __syncwarp();
     if (lane() == 0) tile.ready.arrive();
