@@ -111,6 +111,17 @@ inline bool is_plain(Activation const& a) {
          a.limit == INFINITY;
 }
 
+// Forms of activations with code of their own. kPlain is gate sigmoid(alpha gate) up, kGated any
+// other activation with Function::kSigmoid, and kGeneral any activation. kUngated is any activation
+// without an up, and kNone is no activation.
+enum class Form : int { kPlain, kGated, kGeneral, kUngated, kNone };
+
+inline Form form_of(Activation const& a, bool has_up) {
+  if (!has_up) return Form::kUngated;
+  if (a.function != Function::kSigmoid) return Form::kGeneral;
+  return is_plain(a) ? Form::kPlain : Form::kGated;
+}
+
 // Computes all results for a gate and an up. The compiler drops the results that are not used. If
 // two forms have the same function, their results have the same bits, except for infinite gates and
 // for the sign of zeros.

@@ -10,18 +10,13 @@
 
 namespace jgg::mlp {
 
-// kPlain is gate sigmoid(alpha gate) up, kGated any other activation with Function::kSigmoid, and
-// kGeneral any activation. kUngated is any activation without up.
-enum class GradientForm : int { kPlain, kGated, kGeneral, kUngated };
-
-template <class Config_, GradientForm kForm, bool kGathers = false>
+template <class Config_, Form kForm, bool kGathers = false>
 struct GatedGradient : sm90::RaggedNoncontracting<Config_, kGathers, kGathers> {
   using Config = Config_;
-  static constexpr bool kIsPlain = kForm == GradientForm::kPlain;
-  static constexpr bool kHasUp = kForm != GradientForm::kUngated;
-  using Function =
-      std::conditional_t<kForm == GradientForm::kPlain || kForm == GradientForm::kGated,
-                         GatedFunction, GeneralFunction>;
+  static constexpr bool kIsPlain = kForm == Form::kPlain;
+  static constexpr bool kHasUp = kForm != Form::kUngated;
+  using Function = std::conditional_t<kForm == Form::kPlain || kForm == Form::kGated, GatedFunction,
+                                      GeneralFunction>;
   using Rows = sm90::RaggedNoncontracting<Config, kGathers, kGathers>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   // The sums of a row include columns past the last one. Narrow tiles would not load these as

@@ -70,20 +70,15 @@ cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t str
 
 template <ElementType kType>
 cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
-  bool const is_general = arguments.activation.function != Function::kSigmoid;
-  auto const form = arguments.up == nullptr          ? GradientForm::kUngated
-                    : is_general                     ? GradientForm::kGeneral
-                    : is_plain(arguments.activation) ? GradientForm::kPlain
-                                                     : GradientForm::kGated;
+  Form const form = form_of(arguments.activation, arguments.up != nullptr);
   if (arguments.rows != nullptr) {
-    if (form != GradientForm::kPlain) return kNotCompiled;
+    if (form != Form::kPlain) return kNotCompiled;
     return with_config<kType, Major::kK, GradientTiles>(tile, [&](auto config) {
-      using Problem = GatedGradient<decltype(config), GradientForm::kPlain, /*kGathers=*/true>;
+      using Problem = GatedGradient<decltype(config), Form::kPlain, /*kGathers=*/true>;
       return launch<Problem, sm90::FusedRoles>(arguments, stream);
     });
   }
-  using Forms = OneOf<GradientForm::kPlain, GradientForm::kGated, GradientForm::kGeneral,
-                      GradientForm::kUngated>;
+  using Forms = OneOf<Form::kPlain, Form::kGated, Form::kGeneral, Form::kUngated>;
   return Forms{form}([&](auto form) {
     return with_config<kType, Major::kK, GradientTiles>(tile, [&](auto config) {
       using Problem = GatedGradient<decltype(config), form.value>;

@@ -34,7 +34,9 @@ struct DecodingConfig
   static constexpr bool kHasUp = kHasUp_;
   static constexpr int kColumns = Base::kStrips * kSide;
   static constexpr int kTileN = kColumns / (kHasUp ? 2 : 1);  // of the result
-  static constexpr int kBlocks = kTileM <= kFewRows ? 2 : 1;
+  // Whether separate warps, the epilogue warps, turn rounded sums into results.
+  static constexpr bool kHasEpilogueWarps = kTileM > kFewRows;
+  static constexpr int kBlocks = kHasEpilogueWarps ? 1 : 2;
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
@@ -43,11 +45,9 @@ struct DecodingConfig
   // there are no registers for this. If the last stage has only one record, the second is read for
   // nothing.
   static constexpr bool kReadsAhead = kBlocks == 1 && Base::kRecords > 1;
-  // Whether a separate warpgroup turns rounded sums into results.
-  static constexpr bool kHasFinish = kTileM > kFewRows;
   static constexpr int kRoundedBytes =
-      kHasFinish ? kTileM * kColumns * 2 + (2 * kColumns + kTileM) * int(sizeof(float))
-                 : kConsumerWarps * int(sizeof(RoundedRows));
+      kHasEpilogueWarps ? kTileM * kColumns * 2 + (2 * kColumns + kTileM) * int(sizeof(float))
+                        : kConsumerWarps * int(sizeof(RoundedRows));
   static constexpr int kReserve =
       sm90::kSharedMemoryReserve + kTileM * int(sizeof(int)) + kRoundedBytes;
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
@@ -60,7 +60,7 @@ struct DecodingStorage : StageStorage<Config> {
   RoundedRows rounded[kConsumerWarps];
 };
 template <class Config>
-  requires Config::kHasFinish
+  requires Config::kHasEpilogueWarps
 struct DecodingStorage<Config> : StageStorage<Config> {
   RoundedTile<Config> rounded;
 };
@@ -93,7 +93,7 @@ class DecodingMainloop {
     Products<kRows> products[2];
     int const records = records_of<Config>(params, work);
     auto const sum = [&](int strip, int i) { return products[strip](i); };
-    if constexpr (Config::kHasFinish) {
+    if constexpr (Config::kHasEpilogueWarps) {
       multiply<kRows>(params, records, shared, stage, consumer, products, [] {});
       round_tile<Config, kRows>(sum, shared.rounded, consumer, phase);
     } else {
@@ -211,12 +211,13 @@ struct DecodingRoles {
   using Config = Config_;
   using Params = packed::Params;
   using Shared = DecodingStorage<Config>;
-  static constexpr int kFinishWarps = Config::kHasFinish ? Finish<Config>::kWarps : 0;
-  static constexpr int kThreads = sm90::kThreads + kFinishWarps * kWarpSize;
+  static constexpr int kEpilogueWarps =
+      Config::kHasEpilogueWarps ? ManyRowsEpilogue<Config>::kWarps : 0;
+  static constexpr int kThreads = sm90::kThreads + kEpilogueWarps * kWarpSize;
   static constexpr int kBlocks = Config::kBlocks;
   // Threads that load keep many addresses.
   static constexpr sm90::Registers kRegisters =
-      Config::kHasFinish ? sm90::Registers{56, 200, 56} : sm90::Registers{48, 96};
+      Config::kHasEpilogueWarps ? sm90::Registers{56, 200, 56} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
   __device__ static void initialize(Params const&, Shared& shared) {
@@ -224,10 +225,10 @@ struct DecodingRoles {
       sm90::set_arrivals(shared.full, 1 + kRowThreads);
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
-      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kFinishWarps);
-      if constexpr (Config::kHasFinish) {
+      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kEpilogueWarps);
+      if constexpr (Config::kHasEpilogueWarps) {
         shared.rounded.full.init(kConsumerWarps);
-        shared.rounded.ready.init(kFinishWarps);
+        shared.rounded.ready.init(kEpilogueWarps);
       }
       sm90::fence_barriers();
     }
@@ -255,14 +256,14 @@ struct DecodingRoles {
   }
 
   __device__ static void assist(Params const& params, Shared& shared)
-    requires(Config::kHasFinish)
+    requires(Config::kHasEpilogueWarps)
   {
     unsigned phase = 0;
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto&) {
       if (work.k_tiles == 0) return store_zeros(params, work);
-      Finish<Config> finish(params, work);
-      finish.prepare(shared.rounded);
-      finish.store(shared.rounded, phase);
+      ManyRowsEpilogue<Config> epilogue(params, work);
+      epilogue.prepare(shared.rounded);
+      epilogue.store(shared.rounded, phase);
       phase ^= 1;
     });
   }
@@ -271,7 +272,7 @@ struct DecodingRoles {
     unsigned phase = 0;
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if (work.k_tiles == 0) {
-        if (!Config::kHasFinish && consumer == 0) store_zeros(params, work);
+        if (!Config::kHasEpilogueWarps && consumer == 0) store_zeros(params, work);
         return;
       }
       int const rows_of_tile = uniform(sm90::rows_of<Config>(work));

@@ -43,7 +43,7 @@ class Epilogue : protected few_rows::Epilogue<Config> {
   }
 
  protected:
-  __device__ Params const& packed_params() const { return params_; }
+  __device__ Params const& params() const { return params_; }
 
   // Returns the number that the sums of a column are multiplied by.
   __device__ float scale_of(bool is_up, int column) const {

@@ -8,22 +8,11 @@
 
 namespace jgg::packed {
 
-// The results of a decoding kernel: products, gate sigmoid(alpha gate) up, another activation of
-// gate and up with Function::kSigmoid, or any activation.
-enum class Form : int { kProduct, kPlain, kGated, kGeneral };
-
-inline Form form_of(Arguments const& a) {
-  mlp::Activation const& activation = a.product.activation;
-  if (!a.product.has_activation) return Form::kProduct;
-  if (!a.up.values || activation.function != mlp::Function::kSigmoid) return Form::kGeneral;
-  return mlp::is_plain(activation) ? Form::kPlain : Form::kGated;
-}
-
 struct Params : few_rows::Product {
   Matrices gate;
   Matrices up;
   int group_shift;
-  Form form;
+  mlp::Form form;            // of the decoding kernel
   mlp::GatedFunction gated;  // used if the form is kPlain or kGated
   float* partial_sums;       // [blocks, 16 x 128], of the kernel for few rows
   uint32_t* announcements;   // [blocks]
@@ -43,9 +32,10 @@ inline Params make_params(Arguments const& a) {
   params.up = a.up;
   params.has_up = a.product.has_activation && a.up.values != nullptr;
   params.group_shift = shift_of(a.group_size);
-  params.form = form_of(a);
+  params.form = a.product.has_activation ? mlp::form_of(a.product.activation, params.has_up)
+                                         : mlp::Form::kNone;
   params.gated = mlp::GatedFunction(a.product.activation);
-  if (params.form == Form::kProduct) params.kept_gate = params.kept_up = nullptr;
+  if (params.form == mlp::Form::kNone) params.kept_gate = params.kept_up = nullptr;
   params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;

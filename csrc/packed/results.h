@@ -8,6 +8,8 @@
 
 namespace jgg::packed {
 
+using mlp::Form;
+
 // Calls `function` with the form of the launch, as a constant, so that the activations of several
 // elements overlap.
 template <class Config, class Function>
@@ -17,9 +19,9 @@ __device__ void with_form(Params const& params, Function const& function) {
     if (params.form == Form::kPlain) return call.template operator()<Form::kPlain>();
     if (params.form == Form::kGated) return call.template operator()<Form::kGated>();
   } else {
-    if (params.form == Form::kProduct) return call.template operator()<Form::kProduct>();
+    if (params.form == Form::kNone) return call.template operator()<Form::kNone>();
   }
-  call.template operator()<Form::kGeneral>();
+  call.template operator()<Config::kHasUp ? Form::kGeneral : Form::kUngated>();
 }
 
 // Return two rounded numbers in a word, and one of the two.
@@ -57,7 +59,7 @@ class Results {
     int64_t const at = (int64_t(first_row()) + row) * params_.n + column;
     int const left = params_.n - column;
     uint4 const gate = sums;
-    if constexpr (kForm == Form::kProduct) {
+    if constexpr (kForm == Form::kNone) {
       write(params_.out, at, left, gate);
     } else {
       uint4 const up = Config::kHasUp ? ups : uint4{};
@@ -81,10 +83,10 @@ class Results {
     for (int i = 0; i < 2; ++i) {
       float const gate = of_pair(gates, i), up = of_pair(ups, i);
       mlp::Gated of;
-      if constexpr (kForm == Form::kGeneral) {
-        of = mlp::gated(params_.activation, gate, up);
-      } else {
+      if constexpr (kForm == Form::kPlain || kForm == Form::kGated) {
         of = mlp::gated<kForm == Form::kPlain>(params_.gated, gate, up);
+      } else {
+        of = mlp::gated(params_.activation, gate, up);
       }
       y[i] = (Config::kHasUp ? of.activation * of.up : of.activation) * weight;
     }

@@ -2,8 +2,8 @@
 // because a thread of WGMMA has single columns, and results are written in runs of columns.
 //
 // If tiles have few rows, a warp turns its own rounded sums into results, 16 rows at a time, so
-// that no warp waits for others. If tiles have many rows, a separate warpgroup does this while
-// the consumers multiply the next tile.
+// that no warp waits for others. If tiles have many rows, a separate warpgroup of epilogue warps
+// does this while the consumers multiply the next tile.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -26,7 +26,7 @@ struct RoundedRows {
   }
 };
 
-// Consumers write the rounded sums of a tile of many rows here, and the warps that finish tiles
+// Consumers write the rounded sums of a tile of many rows here, and the epilogue warps
 // write scales, biases and weights of rows. The pieces of 16 bytes of a row are swizzled, so that
 // writing a fragment and reading a row use every bank once.
 template <class Config>
@@ -55,7 +55,7 @@ struct Rounding {
 
   // Rounds the sums of 16 rows, and writes them to the lane's lines of both strips. `sum(strip, i)`
   // is the lane's sum i of these rows, in the order of few_rows::Sums. `weight(row)` is of one of
-  // the rows, and multiplies biases. It is not called if there is an up.
+  // the rows, and multiplies biases. If there is an up, biases have no weights.
   template <class Sum, class Weight>
   __device__ void round(uint8_t* const (&lines)[2], Sum const& sum, Weight const& weight) const {
     float weights[4];
@@ -140,7 +140,7 @@ class FewRowsEpilogue : Epilogue<Config> {
     };
     float const weight = __shfl_sync(~0u, weight_, first + row);
     int const column = this->column(0, 0) - few_rows::lane_column() + piece * results_.kElements;
-    with_form<Config>(this->packed_params(), [&](auto form) {
+    with_form<Config>(this->params(), [&](auto form) {
       results_.template store<form.value>(first + row, column, weight, of(0), of(1));
       if constexpr (!Config::kHasUp) {
         results_.template store<form.value>(first + row, column + Config::kNextRun, weight, of(1),
@@ -154,8 +154,8 @@ class FewRowsEpilogue : Epilogue<Config> {
   float weight_;  // of row lane()
 };
 
-// The end of a tile of many rows for a warp that multiplies. It keeps nothing of the epilogue in
-// registers while it multiplies.
+// The end of a tile of many rows for a warp that multiplies, which keeps nothing of the epilogue in
+// registers until then.
 template <class Config, int kRows, class Sum>
 __device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consumer,
                            unsigned phase) {
@@ -186,10 +186,9 @@ __device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consum
   if (threadIdx.x % kWarpSize == 0) tile.full.arrive();
 }
 
-// The finishing warpgroup's part of a tile of many rows. Each of its warps has four of every 16
-// rows.
+// The epilogue of a tile of many rows. Each of the four epilogue warps has four of every 16 rows.
 template <class Config>
-class Finish : Epilogue<Config> {
+class ManyRowsEpilogue : Epilogue<Config> {
   using Base = Epilogue<Config>;
   static constexpr int kMatrices = Config::kHasUp ? 2 : 1;
   static constexpr int kPieces = 8, kRowsAtOnce = kWarpSize / kPieces, kRowsOfWarps = 16;
@@ -198,7 +197,7 @@ class Finish : Epilogue<Config> {
   static constexpr int kWarps = kRowsOfWarps / kRowsAtOnce;
   static_assert(kWarps * kWarpSize == sm90::kWarpgroup);
 
-  __device__ Finish(Params const& params, WorkTile const& work)
+  __device__ ManyRowsEpilogue(Params const& params, WorkTile const& work)
       : Base(params, work, 0, nullptr), results_(params, work), first_column_(work.n) {}
 
   // Loads the scales, biases and weights for the consumers' rounding. Consumers have read those of
@@ -224,7 +223,7 @@ class Finish : Epilogue<Config> {
 
   __device__ void store(RoundedTile<Config>& tile, unsigned phase) const {
     tile.full.wait(phase);
-    with_form<Config>(this->packed_params(), [&](auto form) {
+    with_form<Config>(this->params(), [&](auto form) {
       int const rows = results_.rows(), piece = lane() % kPieces;
 #pragma unroll 1
       for (int begin = 0; begin < rows; begin += kRowsOfWarps) {

@@ -9,9 +9,9 @@
 //                                                         and rows of tokens by cp.async, and rows
 //                                                         that these warps quantise
 //                                                         (mlp/quantizing_product.cu)
-//   1          all   Roles::assist    kRegisters.assist   splits rows into parts, or turns rounded
-//                                                         sums into results (packed/decoding.h); if
-//                                                         missing, consumers are warpgroups 1, 2
+//   1          all   Roles::assist    kRegisters.assist   splits rows into parts, or is epilogue
+//                                                         warps (packed/decoding.h); if missing,
+//                                                         consumers are warpgroups 1 and 2
 //   2, 3       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
 //
 //   registers of a thread             load, multiply, assist
