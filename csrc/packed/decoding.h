@@ -37,6 +37,8 @@ struct DecodingConfig
   // Whether separate warps, the epilogue warps, turn rounded sums into results.
   static constexpr bool kHasEpilogueWarps = kTileM > kFewRows;
   static constexpr int kBlocks = kHasEpilogueWarps ? 1 : 2;
+  // Whether TMA loads rows if many of them are consecutive. Kernels with up usually gather rows.
+  static constexpr bool kMayHaveRowBoxes = kHasEpilogueWarps && !kHasUp;
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
@@ -153,8 +155,8 @@ class DecodingMainloop {
 #pragma unroll 1
     for (; records > 0; records -= Config::kRecords, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      // A fence is needed here, because threads wrote the rows, and WGMMA reads them through the
-      // async proxy.
+      // A fence is needed here, because threads may have written the rows, and WGMMA reads them
+      // through the async proxy.
       sm90::fence_async_proxy();
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {
@@ -220,9 +222,13 @@ struct DecodingRoles {
       Config::kHasEpilogueWarps ? sm90::Registers{56, 200, 56} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
-  __device__ static void initialize(Params const&, Shared& shared) {
+  __device__ static bool has_row_boxes(Params const& params) {
+    return Config::kMayHaveRowBoxes && params.has_row_boxes;
+  }
+
+  __device__ static void initialize(Params const& params, Shared& shared) {
     if (threadIdx.x == 0) {
-      sm90::set_arrivals(shared.full, 1 + kRowThreads);
+      sm90::set_arrivals(shared.full, 1 + (has_row_boxes(params) ? 1 : kRowThreads));
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kEpilogueWarps);
@@ -249,9 +255,18 @@ struct DecodingRoles {
     sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
   }
 
-  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      load_rows<Config>(params, shared, work, stage, nullptr);
+      if (has_row_boxes(params)) {
+        int const records = records_of<Config>(params, work);
+        if (records <= 0) return;
+        if (warp == 0 && cute::elect_one_sync()) {
+          load_row_boxes<Config>(params, shared, work, stage);
+        }
+        stage += ceil_div(records, Config::kRecords);
+      } else {
+        load_rows<Config>(params, shared, work, stage, nullptr);
+      }
     });
   }
 

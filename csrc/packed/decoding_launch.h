@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "packed/decoding.h"
 #include "sm90/launch.h"
+#include "sm90/tma/views.h"
 
 namespace jgg::packed {
 
@@ -16,8 +17,18 @@ cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
   int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
   int64_t const units =
       std::min<int64_t>(row_tiles, groups.rows) * ceil_div(a.product.n, Config::kTileN);
-  return sm90::launch_persistent<DecodingRoles<Config>>(make_params(a), units, a.product.max_sms,
-                                                        stream);
+  Params params = make_params(a);
+  // With fewer rows a group, TMA takes longer, because boxes of rows queue behind copies of
+  // records.
+  params.has_row_boxes = Config::kMayHaveRowBoxes && a.product.rows == nullptr &&
+                         groups.rows >= int64_t(Config::kTileM) * groups.groups;
+  if (params.has_row_boxes) {
+    auto const x = sm90::view<typename Config::Element>(a.product.x);
+    cudaError_t const status =
+        sm90::encode_plain(&params.row_boxes, x, 1, a.product.tokens, a.product.k, kBoxRows);
+    if (status != cudaSuccess) return status;
+  }
+  return sm90::launch_persistent<DecodingRoles<Config>>(params, units, a.product.max_sms, stream);
 }
 
 template <Format kFormat>

@@ -1,11 +1,14 @@
-// Copies operands to shared memory: records by bulk copies, and rows by threads, because the rows
-// of a TMA box can neither come from arbitrary tokens nor have an arbitrary length.
+// Copies operands to shared memory: records by bulk copies, and rows by threads, or by TMA if many
+// rows are consecutive. A TMA box of several rows cannot have rows of arbitrary tokens, nor rows of
+// an arbitrary length.
 #pragma once
 
+#include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "packed/params.h"
+#include "sm90/tma/load.h"
 #include "sm90/work.h"
 
 namespace jgg::packed {
@@ -67,86 +70,99 @@ __device__ int records_of(Params const& params, WorkTile const& work) {
   return min(work.k_tiles * Config::kStepRecords, params.records() - first_record<Config>(work));
 }
 
-__device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, uint64_t* barrier,
+__device__ __forceinline__ void copy(void* to, void const* from, int bytes, uint64_t* barrier,
                                      uint64_t hint) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1], "
-      "%2, [%3], %4;" ::"r"(to),
+      "%2, [%3], %4;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
       "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(barrier)), "l"(hint)
       : "memory");
 }
 
-// The copies of one lane of the warp that loads: the values, the scales or the zero points of one
-// of a tile's strips. Each lane computes its addresses once for a tile, because one thread that
-// computed the addresses of all copies of every stage would take longer than the copies.
+// Issues the bulk copies of a tile's records. Addresses are computed once for a tile.
 template <class Config>
 class Copier {
-  static constexpr int kSlotBytes = Config::Of::kSlotBytes;
-  static constexpr int kKinds = kSlotBytes == 0 ? 1 : Config::kHasZeros ? 3 : 2;
-  static_assert(kKinds * Config::kStrips <= kWarpSize);
+  static constexpr int kStrips = Config::kStrips;
+  static constexpr int kKinds = Config::Of::kSlotBytes == 0 ? 1 : Config::kHasZeros ? 3 : 2;
 
  public:
-  template <class Shared>
-  __device__ Copier(Params const& params, Shared& shared, WorkTile const& work) {
-    int const lane = threadIdx.x % kWarpSize;
-    int const strip = lane % Config::kStrips, kind = lane / Config::kStrips;
+  __device__ Copier(Params const& params, WorkTile const& work) {
+    if constexpr (is_int4(Config::kFormat)) shift_ = params.group_shift;
     bool const has_up = few_rows::has_up<Config>(params);
-    int const at =
-        few_rows::first_column<Config>(params, work) / kSide + (has_up ? strip / 2 : strip);
-    Matrices const& matrices = has_up && strip % 2 ? params.up : params.gate;
-    uint8_t const* base = matrices.values;
-    void* to = shared.values[0][strip];
-    unit_ = Config::kRecordBytes;
-    shift_ = 1;
-    if (kind > 0) {
-      if constexpr (is_int4(Config::kFormat)) shift_ = params.group_shift;
-      base = kind == 1 ? matrices.scales : matrices.zero_points;
-      to = shared.groups[0][strip] + (kind == 1 ? 0 : Config::kScaleBytes);
-      unit_ = kind == 1 ? kSlotBytes : kSlotBytes / 2;
+    int const first = few_rows::first_column<Config>(params, work) / kSide;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      // In place of a strip past the last one, the last one is copied. Its results are not stored.
+      int const at = min(first + (has_up ? strip / 2 : strip), params.strips() - 1);
+      unsigned const before = work.group * params.strips() + at;
+      Matrices const& matrices = has_up && strip % 2 ? params.up : params.gate;
+      uint8_t const* const arrays[] = {matrices.values, matrices.scales, matrices.zero_points};
+#pragma unroll
+      for (int kind = 0; kind < kKinds; ++kind) {
+        from_[strip][kind] = arrays[kind] + uint64_t(before) * bytes(kind, params.records());
+      }
     }
-    // A strip past the last one has no bytes.
-    if (kind >= kKinds || at >= params.strips()) unit_ = 0;
-    int64_t const before = int64_t(work.group) * params.strips() + at;
-    from_ = base + before * bytes(params.records());
-    to_ = cute::cast_smem_ptr_to_uint(to);
-    stride_ = kind == 0 ? sizeof(shared.values[0]) : sizeof(shared.groups[0]);
   }
 
-  // Returns the bytes of consecutive records that begin a group, or of a single record.
-  __device__ int bytes(int records) const {
-    return ((2 * records + (1 << shift_) - 1) >> shift_) * unit_;
+  // Returns the bytes of all strips of consecutive records that begin a group, or of a record.
+  __device__ unsigned bytes(int records) const {
+    unsigned sum = 0;
+#pragma unroll
+    for (int kind = 0; kind < kKinds; ++kind) sum += bytes(kind, records);
+    return kStrips * sum;
   }
 
-  __device__ void copy(int stage, int first, int count, uint64_t* barrier, uint64_t hint) const {
-    if (unit_ == 0) return;
-    uint8_t const* const from = from_ + (2 * first >> shift_) * unit_;
-    packed::copy(to_ + stage * stride_, from, bytes(count), barrier, hint);
+  template <class Shared>
+  __device__ void copy(Shared& shared, int stage, int first, int count, uint64_t hint) const {
+    uint64_t* const barrier = shared.full[stage].address();
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      uint8_t* const groups = shared.groups[stage][strip];
+      uint8_t* const to[] = {shared.values[stage][strip], groups, groups + Config::kScaleBytes};
+#pragma unroll
+      for (int kind = 0; kind < kKinds; ++kind) {
+        unsigned const at = (2 * first >> shift(kind)) * unit(kind);
+        packed::copy(to[kind], from_[strip][kind] + at, bytes(kind, count), barrier, hint);
+      }
+    }
   }
 
  private:
-  uint8_t const* from_;
-  uint32_t to_;  // in the first stage
-  int stride_;   // from stage to stage
-  int unit_;     // bytes
-  int shift_;    // log2 of the halves of records that share a unit
+  // Returns the bytes of a record's values, or of a group's scales or zero points.
+  __device__ static constexpr unsigned unit(int kind) {
+    return kind == 0 ? Config::kRecordBytes : Config::Of::kSlotBytes / kind;
+  }
+  // Returns log2 of the halves of records that share a unit.
+  __device__ int shift(int kind) const { return kind == 0 ? 1 : shift_; }
+  __device__ unsigned bytes(int kind, int records) const {
+    return ((2 * records + (1 << shift(kind)) - 1) >> shift(kind)) * unit(kind);
+  }
+
+  uint8_t const* from_[kStrips][kKinds];
+  int shift_ = 1;
 };
 
 // Loads the records of all strips of a tile. One warp calls this.
 template <class Config, class Shared>
-__device__ void load_records(Params const& params, Shared& shared, WorkTile const& work,
+__device__ void load_records(Params const& params, Shared& shared, WorkTile work,
                              sm90::StageIterator<Config::kStages>& stage, uint64_t hint) {
+  // Addresses that follow from these are in uniform registers, as the copies need them.
+  work.group = uniform(work.group);
+  work.n = uniform(work.n);
+  work.first_step = uniform(work.first_step);
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
   if (records <= 0) return;
-  Copier<Config> const copier(params, shared, work);
+  Copier<Config> const copier(params, work);
   for (int done = 0; done < records; done += Config::kRecords, ++stage) {
     int const count = min(records - done, Config::kRecords);
-    int const bytes = __reduce_add_sync(~0u, copier.bytes(count));
     shared.empty[stage.stage].wait(stage.phase ^ 1);
-    sm90::Barrier& full = shared.full[stage.stage];
-    if (DeviceWarp::leads()) full.arrive_and_expect_tx(bytes);
-    __syncwarp();
-    copier.copy(stage.stage, first + done, count, full.address(), hint);
+    // One thread issues all copies. If each lane issued one, the compiler would make a loop over
+    // lanes, and a copy would take 65 cycles (sm90/gather.h).
+    if (cute::elect_one_sync()) {
+      shared.full[stage.stage].arrive_and_expect_tx(copier.bytes(count));
+      copier.copy(shared, stage.stage, first + done, count, hint);
+    }
   }
 }
 
@@ -236,6 +252,33 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
     }
   }
   __syncwarp();  // before `tokens` gets those of the next tile
+}
+
+constexpr int kBoxRows = 64;  // of `Params::row_boxes`
+
+// Loads the rows of a tile by TMA, in place of load_rows(), if they are consecutive rows of x. One
+// thread calls this.
+template <class Config, class Shared>
+__device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile const& work,
+                               sm90::StageIterator<Config::kStages> stage) {
+  int const first = first_record<Config>(work), records = records_of<Config>(params, work);
+  int const row = work.begin + work.m;
+  int const boxes = ceil_div(min(work.extent - work.m, Config::kTileM), kBoxRows);
+  for (int done = 0; done < records; done += Config::kRecords, ++stage) {
+    int const count = min(records - done, Config::kRecords);
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    sm90::Barrier& full = shared.full[stage.stage];
+    full.arrive_and_expect_tx(count * boxes * kBoxRows * kRowBytes);
+    sm90::BoxLoader<1> const loader(full.address(), 0);
+    for (int record = 0; record < count; ++record) {
+      uint8_t* const to = shared.rows[stage.stage][record];
+      int const column = (first + done + record) * kSide;
+      for (int box = 0; box < boxes; ++box) {
+        loader.load(params.row_boxes, to + box * kBoxRows * kRowBytes, box, false, column,
+                    row + box * kBoxRows, 0);
+      }
+    }
+  }
 }
 
 }  // namespace jgg::packed

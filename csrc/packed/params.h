@@ -16,6 +16,8 @@ struct Params : few_rows::Product {
   mlp::GatedFunction gated;  // used if the form is kPlain or kGated
   float* partial_sums;       // [blocks, 16 x 128], of the kernel for few rows
   uint32_t* announcements;   // [blocks]
+  bool has_row_boxes;        // whether TMA loads rows (DecodingConfig::kMayHaveRowBoxes)
+  CUtensorMap row_boxes;     // of x
 
   // Return the number of records of a matrix along n and along k.
   __device__ int strips() const { return (n + kSide - 1) / kSide; }
@@ -39,6 +41,7 @@ inline Params make_params(Arguments const& a) {
   params.columns = params.has_up ? 2 * params.n : params.n;
   params.partial_sums = nullptr;
   params.announcements = nullptr;
+  params.has_row_boxes = false;
   return params;
 }
 

@@ -27,7 +27,7 @@
 //
 //   barrier      arrivals that complete it
 //   full         1 of the thread that loads, and the bytes of the stage (few_rows/, packed/: and
-//                every thread that brings rows)
+//                every thread that brings rows, or 1 if one thread brings them by TMA)
 //   empty        each consumer (FP8, few_rows/, packed/: each of its warps) of each CTA of the
 //                cluster, because a multicast fills the stage in all CTAs; where consumers take
 //                turns, only the consumer whose tile it is

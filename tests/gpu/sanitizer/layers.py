@@ -74,7 +74,7 @@ def packed_weights(rng: np.random.Generator) -> int:
         dense = jnp.asarray(rng.standard_normal((4, 200, 136)), jnp.float32)
         q = jgg.quantize(dense, format, zero_points=zero_points)
         w = np.asarray(jax.jit(jgg.dequantize)(q), np.float64)
-        for sizes in ([3, 0, 17, 2], [100, 0, 140, 9]):
+        for sizes in ([3, 0, 17, 2], [100, 0, 140, 9], [300, 0, 340, 9]):
             m = sum(sizes) + 2
             x = jnp.asarray(rng.standard_normal((m, 200)), jnp.bfloat16)
             y = jgg.ragged_dot(x, q, jnp.asarray(sizes, jnp.int32), implementation="cuda")
