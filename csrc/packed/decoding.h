@@ -24,8 +24,9 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 // have few rows.
 //
 // Fewer records in a stage make room for more stages in flight, but consumers then wait and fence
-// more often, and cannot read a record ahead. Tiles of 128 rows and 8 bits have room for two stages
-// of two records, and so have four stages of one record.
+// more often, and cannot read a record ahead, and a stage has as many copies as before. Tiles of
+// 128 rows and 8 bits have room for two stages of two records, and so have four stages of one
+// record.
 template <Format kFormat, bool kHasUp_, int kTileM>
 struct DecodingConfig
     : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows || bits_of(kFormat) < 8 ? 2 : 1,
@@ -222,13 +223,10 @@ struct DecodingRoles {
       Config::kHasEpilogueWarps ? sm90::Registers{56, 200, 56} : sm90::Registers{48, 96};
   static_assert(sizeof(Shared) <= Config::kSharedMemory);
 
-  __device__ static bool has_row_boxes(Params const& params) {
-    return Config::kMayHaveRowBoxes && params.has_row_boxes;
-  }
-
   __device__ static void initialize(Params const& params, Shared& shared) {
     if (threadIdx.x == 0) {
-      sm90::set_arrivals(shared.full, 1 + (has_row_boxes(params) ? 1 : kRowThreads));
+      bool const has_row_boxes = Config::kMayHaveRowBoxes && params.has_row_boxes;
+      sm90::set_arrivals(shared.full, 1 + (has_row_boxes ? 1 : kRowThreads));
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kEpilogueWarps);
@@ -257,16 +255,18 @@ struct DecodingRoles {
 
   __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      if (has_row_boxes(params)) {
-        int const records = records_of<Config>(params, work);
-        if (records <= 0) return;
-        if (warp == 0 && cute::elect_one_sync()) {
-          load_row_boxes<Config>(params, shared, work, stage);
+      if constexpr (Config::kMayHaveRowBoxes) {
+        if (params.has_row_boxes) {
+          int const records = records_of<Config>(params, work);
+          if (records <= 0) return;
+          if (warp == 0 && cute::elect_one_sync()) {
+            load_row_boxes<Config>(params, shared, work, stage);
+          }
+          stage += ceil_div(records, Config::kRecords);
+          return;
         }
-        stage += ceil_div(records, Config::kRecords);
-      } else {
-        load_rows<Config>(params, shared, work, stage, nullptr);
       }
+      load_rows<Config>(params, shared, work, stage, nullptr);
     });
   }
 

@@ -18,8 +18,8 @@ cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
   int64_t const units =
       std::min<int64_t>(row_tiles, groups.rows) * ceil_div(a.product.n, Config::kTileN);
   Params params = make_params(a);
-  // With fewer rows a group, TMA takes longer, because boxes of rows queue behind copies of
-  // records.
+  // With fewer rows a group, TMA takes longer, probably because boxes of rows queue behind copies
+  // of records.
   params.has_row_boxes = Config::kMayHaveRowBoxes && a.product.rows == nullptr &&
                          groups.rows >= int64_t(Config::kTileM) * groups.groups;
   if (params.has_row_boxes) {

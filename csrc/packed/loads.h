@@ -8,6 +8,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "packed/params.h"
+#include "sm90/swapped.h"
 #include "sm90/tma/load.h"
 #include "sm90/work.h"
 
@@ -70,7 +71,7 @@ __device__ int records_of(Params const& params, WorkTile const& work) {
   return min(work.k_tiles * Config::kStepRecords, params.records() - first_record<Config>(work));
 }
 
-__device__ __forceinline__ void copy(void* to, void const* from, int bytes, uint64_t* barrier,
+__device__ __forceinline__ void copy(void* to, void const* from, unsigned bytes, uint64_t* barrier,
                                      uint64_t hint) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -100,7 +101,8 @@ class Copier {
       uint8_t const* const arrays[] = {matrices.values, matrices.scales, matrices.zero_points};
 #pragma unroll
       for (int kind = 0; kind < kKinds; ++kind) {
-        from_[strip][kind] = arrays[kind] + uint64_t(before) * bytes(kind, params.records());
+        unsigned const units_before = before * units(kind, params.records());
+        from_[strip][kind] = arrays[kind] + uint64_t(units_before) * unit(kind);
       }
     }
   }
@@ -109,7 +111,7 @@ class Copier {
   __device__ unsigned bytes(int records) const {
     unsigned sum = 0;
 #pragma unroll
-    for (int kind = 0; kind < kKinds; ++kind) sum += bytes(kind, records);
+    for (int kind = 0; kind < kKinds; ++kind) sum += units(kind, records) * unit(kind);
     return kStrips * sum;
   }
 
@@ -122,21 +124,23 @@ class Copier {
       uint8_t* const to[] = {shared.values[stage][strip], groups, groups + Config::kScaleBytes};
 #pragma unroll
       for (int kind = 0; kind < kKinds; ++kind) {
-        unsigned const at = (2 * first >> shift(kind)) * unit(kind);
-        packed::copy(to[kind], from_[strip][kind] + at, bytes(kind, count), barrier, hint);
+        uint64_t const at = uint64_t(2 * first >> shift(kind)) * unit(kind);
+        unsigned const bytes = units(kind, count) * unit(kind);
+        packed::copy(to[kind], from_[strip][kind] + at, bytes, barrier, hint);
       }
     }
   }
 
  private:
-  // Returns the bytes of a record's values, or of a group's scales or zero points.
+  // Returns the bytes of a unit: a record's values, or a group's scales or zero points. Zero points
+  // have half as many bytes as scales.
   __device__ static constexpr unsigned unit(int kind) {
     return kind == 0 ? Config::kRecordBytes : Config::Of::kSlotBytes / kind;
   }
   // Returns log2 of the halves of records that share a unit.
   __device__ int shift(int kind) const { return kind == 0 ? 1 : shift_; }
-  __device__ unsigned bytes(int kind, int records) const {
-    return ((2 * records + (1 << shift(kind)) - 1) >> shift(kind)) * unit(kind);
+  __device__ unsigned units(int kind, int records) const {
+    return (2 * records + (1 << shift(kind)) - 1) >> shift(kind);
   }
 
   uint8_t const* from_[kStrips][kKinds];
@@ -256,14 +260,16 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
 
 constexpr int kBoxRows = 64;  // of `Params::row_boxes`
 
-// Loads the rows of a tile by TMA, in place of load_rows(), if they are consecutive rows of x. One
-// thread calls this.
+// Loads the rows of a tile by TMA, in place of load_rows(), if they are consecutive rows of x. The
+// last box also loads rows of the next groups, or zeros past the end of x. These only reach rows of
+// the result that are not stored. One thread calls this.
 template <class Config, class Shared>
 __device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile const& work,
                                sm90::StageIterator<Config::kStages> stage) {
+  static_assert(Config::kTileM % kBoxRows == 0);
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
   int const row = work.begin + work.m;
-  int const boxes = ceil_div(min(work.extent - work.m, Config::kTileM), kBoxRows);
+  int const boxes = ceil_div(sm90::rows_of<Config>(work), kBoxRows);
   for (int done = 0; done < records; done += Config::kRecords, ++stage) {
     int const count = min(records - done, Config::kRecords);
     shared.empty[stage.stage].wait(stage.phase ^ 1);

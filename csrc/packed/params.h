@@ -28,7 +28,7 @@ struct Params : few_rows::Product {
 inline int shift_of(int group_size) { return group_size >= 128 ? 2 : group_size >= 64 ? 1 : 0; }
 
 inline Params make_params(Arguments const& a) {
-  Params params;
+  Params params{};
   static_cast<few_rows::Product&>(params) = few_rows::product_of(a.product);
   params.gate = a.gate;
   params.up = a.up;
@@ -39,9 +39,6 @@ inline Params make_params(Arguments const& a) {
   params.gated = mlp::GatedFunction(a.product.activation);
   if (params.form == mlp::Form::kNone) params.kept_gate = params.kept_up = nullptr;
   params.columns = params.has_up ? 2 * params.n : params.n;
-  params.partial_sums = nullptr;
-  params.announcements = nullptr;
-  params.has_row_boxes = false;
   return params;
 }
 

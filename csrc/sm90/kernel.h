@@ -8,7 +8,8 @@
 //                                                         rows by their numbers (gather.h), scales
 //                                                         and rows of tokens by cp.async, and rows
 //                                                         that these warps quantise
-//                                                         (mlp/quantizing_product.cu)
+//                                                         (mlp/quantizing_product.cu); also boxes
+//                                                         of consecutive rows (packed/loads.h)
 //   1          all   Roles::assist    kRegisters.assist   splits rows into parts, or is epilogue
 //                                                         warps (packed/decoding.h); if missing,
 //                                                         consumers are warpgroups 1 and 2
