@@ -257,12 +257,7 @@ struct DecodingRoles {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if constexpr (Config::kMayHaveRowBoxes) {
         if (params.has_row_boxes) {
-          int const records = records_of<Config>(params, work);
-          if (records <= 0) return;
-          if (warp == 0 && cute::elect_one_sync()) {
-            load_row_boxes<Config>(params, shared, work, stage);
-          }
-          stage += ceil_div(records, Config::kRecords);
+          if (warp == 0) load_row_boxes<Config>(params, shared, work, stage);
           return;
         }
       }

@@ -94,7 +94,8 @@ class Copier {
     int const first = few_rows::first_column<Config>(params, work) / kSide;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
-      // In place of a strip past the last one, the last one is copied. Its results are not stored.
+      // If a tile reaches past the last strip, the last strip is copied again. Results of this copy
+      // are not stored.
       int const at = min(first + (has_up ? strip / 2 : strip), params.strips() - 1);
       unsigned const before = work.group * params.strips() + at;
       Matrices const& matrices = has_up && strip % 2 ? params.up : params.gate;
@@ -186,7 +187,7 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
   if (records <= 0) return;
   int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
-  int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
+  int const own = thread / kPieces, rows = sm90::rows_of<Config>(work);
   bool in_vectors = params.k % kElements == 0;
   if constexpr (Config::kWholeVectors) in_vectors = true;
   // The threads of a warp find the tokens of its rows together, and keep them in shared memory. If
@@ -262,29 +263,34 @@ constexpr int kBoxRows = 64;  // of `Params::row_boxes`
 
 // Loads the rows of a tile by TMA, in place of load_rows(), if they are consecutive rows of x. The
 // last box also loads rows of the next groups, or zeros past the end of x. These only reach rows of
-// the result that are not stored. One thread calls this.
+// the result that are not stored. One warp calls this.
 template <class Config, class Shared>
 __device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile const& work,
-                               sm90::StageIterator<Config::kStages> stage) {
+                               sm90::StageIterator<Config::kStages>& stage) {
   static_assert(Config::kTileM % kBoxRows == 0);
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
+  if (records <= 0) return;
   int const row = work.begin + work.m;
   int const boxes = ceil_div(sm90::rows_of<Config>(work), kBoxRows);
-  for (int done = 0; done < records; done += Config::kRecords, ++stage) {
-    int const count = min(records - done, Config::kRecords);
-    shared.empty[stage.stage].wait(stage.phase ^ 1);
-    sm90::Barrier& full = shared.full[stage.stage];
-    full.arrive_and_expect_tx(count * boxes * kBoxRows * kRowBytes);
-    sm90::BoxLoader<1> const loader(full.address(), 0);
-    for (int record = 0; record < count; ++record) {
-      uint8_t* const to = shared.rows[stage.stage][record];
-      int const column = (first + done + record) * kSide;
-      for (int box = 0; box < boxes; ++box) {
-        loader.load(params.row_boxes, to + box * kBoxRows * kRowBytes, box, false, column,
-                    row + box * kBoxRows, 0);
+  if (cute::elect_one_sync()) {
+    auto at = stage;
+    for (int done = 0; done < records; done += Config::kRecords, ++at) {
+      int const count = min(records - done, Config::kRecords);
+      shared.empty[at.stage].wait(at.phase ^ 1);
+      sm90::Barrier& full = shared.full[at.stage];
+      full.arrive_and_expect_tx(count * boxes * kBoxRows * kRowBytes);
+      sm90::BoxLoader<1> const loader(full.address(), 0);
+      for (int record = 0; record < count; ++record) {
+        uint8_t* const to = shared.rows[at.stage][record];
+        int const column = (first + done + record) * kSide;
+        for (int box = 0; box < boxes; ++box) {
+          loader.load(params.row_boxes, to + box * kBoxRows * kRowBytes, box, false, column,
+                      row + box * kBoxRows, 0);
+        }
       }
     }
   }
+  stage += ceil_div(records, Config::kRecords);
 }
 
 }  // namespace jgg::packed

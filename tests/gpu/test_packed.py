@@ -9,6 +9,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp, weight_formats
+from tests.support.mlp_on_gpu import close
 
 BF16 = jnp.bfloat16
 EIGHT_BITS = "int8", "fp8", "fp8_128x128"
@@ -93,40 +94,13 @@ def check_sums(got, x, q, sizes, offset=0):
     assert (error <= np.abs(want) * 2.0**-8 + bound * (x.shape[1] * 2.0**-23)).all()
 
 
-def linear(x, w, b):
-    """Returns x w + b in float64, and its error: 2^9 standard deviations.
-
-    Sums of float32 may be rounded to bfloat16. The standard deviation of this error counts as 2^-9
-    of the sum, half of the largest error.
-    """
-    y = x @ w + (0 if b is None else b)
-    return y, np.abs(y) + np.abs(x) @ np.abs(w) * (len(w) * 2.0**-14)
-
-
-def hidden_layer(x, w0, w1, b0, b1, activation):
-    """Returns the hidden layer of an expert in float64, and its error like `linear`."""
-    gate, gate_error = linear(x, w0, b0)
-    up, up_error = (np.ones_like(gate), 0) if w1 is None else linear(x, w1, b1)
-    with np.errstate(over="ignore"):
-        value, factor, *slopes = mlp.activated(activation, gate, up)
-    hidden = value * factor
-    errors = [gate_error * slopes[0] * factor, up_error * slopes[1] * value, hidden]
-    # Sigmoids of kernels are off by at most 2.3e-7, and hardly where gates are large.
-    errors.append(np.clip(gate, -9, 9) * factor * 2.0**-13)
-    return hidden, np.sqrt(sum(error**2 for error in errors))
-
-
 def check_close(got, want, error):
-    """Allows six standard deviations. Errors of different roundings count as independent.
-
-    The least normal number of float32 is 2^-126. Kernels may take numbers below it for zero.
-    """
-    allowed = 6 * 2.0**-9 * error + 2.0**-110
-    assert (np.abs(np.asarray(got, np.float64) - want) <= allowed).all()
+    """Allows six standard deviations (see `mlp.linear`) and lost subnormal numbers of float32."""
+    close(got, want, 6 * 2.0**-9 * error + 2.0**-110, "result")
 
 
 def check_layer(got, x, routing, matrices, biases, activation):
-    """Compares a layer with float64."""
+    """Compares a layer with float64. Errors of different roundings count as independent."""
     x = np.asarray(x, np.float64)
     w0, w1, wo = (exact(q) for q in matrices)
     biases = [b if b is None else np.asarray(b, np.float64) for b in biases]
@@ -135,8 +109,8 @@ def check_layer(got, x, routing, matrices, biases, activation):
     for experts, weights in pairs:
         for row, (e, weight) in enumerate(zip(experts, weights, strict=True)):
             b0, b1, bo = (None if b is None else b[e] for b in biases)
-            hidden, error = hidden_layer(x[row], w0[e], w1[e], b0, b1, activation)
-            y, y_error = linear(hidden, wo[e], bo)
+            hidden, error = mlp.hidden_layer(x[row], w0[e], w1[e], b0, b1, activation)
+            y, y_error = mlp.linear(hidden, wo[e], bo)
             want[row] += weight * y
             variance[row] += weight**2 * (y_error**2 + error**2 @ wo[e] ** 2)
     check_close(got, want, np.sqrt(variance + want**2))
@@ -292,7 +266,7 @@ def test_hidden_layers(format, schedule, mean, activation, has_up, rng):
         w0, w1 = exact(q)[group], exact(up)[group] if has_up else None
         rows = np.asarray(x[begin:end], np.float64)
         biases = (np.asarray(b[group], np.float64) for b in (b0, b1))
-        want = hidden_layer(rows, w0, w1, *biases, activation)
+        want = mlp.hidden_layer(rows, w0, w1, *biases, activation)
         check_close(got[begin:end], *want)
 
 
