@@ -10,6 +10,7 @@
 
 #include "packed/rows_epilogue.h"
 #include "scheduler/ragged_schedule.h"
+#include "scheduler/tails_apart_schedule.h"
 #include "sm90/swapped.h"
 #include "sm90/wgmma.h"
 
@@ -27,19 +28,30 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 // more often, and cannot read a record ahead, and a stage has as many copies as before. Tiles of
 // 128 rows and 8 bits have room for two stages of two records, and so have four stages of one
 // record.
+//
+// Tall tiles have half as many columns, so codes are decoded half as often. A consumer then has one
+// strip, and multiplies it by both halves of the rows. Two CTAs share the rows, because tall tiles
+// read more rows for each product.
+template <Format kFormat, int kTileM>
+using DecodingStages =
+    StageConfig<kFormat, kTileM,
+                /*kRecords=*/
+                kTileM <= kFewRows || (kTileM <= kManyRows && bits_of(kFormat) < 8) ? 2 : 1,
+                /*kStrips=*/(kTileM <= kManyRows ? 2 : 1) * kConsumers, /*kWholeVectors=*/true,
+                /*kCluster=*/kTileM <= kManyRows ? 1 : 2>;
+
 template <Format kFormat, bool kHasUp_, int kTileM>
-struct DecodingConfig
-    : StageConfig<kFormat, kTileM, /*kRecords=*/kTileM <= kFewRows || bits_of(kFormat) < 8 ? 2 : 1,
-                  /*kStrips=*/2 * kConsumers, /*kWholeVectors=*/true> {
-  using Base = typename DecodingConfig::StageConfig;
+struct DecodingConfig : DecodingStages<kFormat, kTileM> {
+  using Base = DecodingStages<kFormat, kTileM>;
   static constexpr bool kHasUp = kHasUp_;
+  static constexpr int kOwnStrips = Base::kStrips / kConsumers;  // of a consumer
   static constexpr int kColumns = Base::kStrips * kSide;
   static constexpr int kTileN = kColumns / (kHasUp ? 2 : 1);  // of the result
   // Whether separate warps, the epilogue warps, turn rounded sums into results.
   static constexpr bool kHasEpilogueWarps = kTileM > kFewRows;
   static constexpr int kBlocks = kHasEpilogueWarps ? 1 : 2;
-  // Whether TMA loads rows if many of them are consecutive. Kernels with up usually gather rows.
-  static constexpr bool kMayHaveRowBoxes = kHasEpilogueWarps && !kHasUp;
+  // Whether TMA may load rows if many of them are consecutive. Most kernels with up gather rows.
+  static constexpr bool kMayHaveRowBoxes = Base::kHasRowBoxes || (kHasEpilogueWarps && !kHasUp);
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
@@ -48,11 +60,13 @@ struct DecodingConfig
   // there are no registers for this. If the last stage has only one record, the second is read for
   // nothing.
   static constexpr bool kReadsAhead = kBlocks == 1 && Base::kRecords > 1;
-  static constexpr int kRoundedBytes =
-      kHasEpilogueWarps ? kTileM * kColumns * 2 + (2 * kColumns + kTileM) * int(sizeof(float))
-                        : kConsumerWarps * int(sizeof(RoundedRows));
-  static constexpr int kReserve =
-      sm90::kSharedMemoryReserve + kTileM * int(sizeof(int)) + kRoundedBytes;
+  static constexpr int kFloats = 2 * kColumns + (kHasUp ? 1 : kTileM);  // of RoundedTile
+  static constexpr int kRoundedBytes = kHasEpilogueWarps
+                                           ? kTileM * kColumns * 2 + kFloats * int(sizeof(float))
+                                           : kConsumerWarps * int(sizeof(RoundedRows));
+  // Barriers and the ring of work take less than a kilobyte. With sm90::kSharedMemoryReserve, tall
+  // tiles of 8 bits would have a stage less.
+  static constexpr int kReserve = 1024 + Base::kTokens * int(sizeof(int)) + kRoundedBytes;
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released only while the next stage is multiplied.
   static_assert(kStages >= 2);
@@ -70,21 +84,28 @@ struct DecodingStorage<Config> : StageStorage<Config> {
 
 template <class Config>
 class DecodingMainloop {
-  struct RecordPair {
-    typename Config::Of strip[2];
+  static constexpr int kOwnStrips = Config::kOwnStrips;
+  struct Records {
+    typename Config::Of strip[kOwnStrips];
   };
   using Shared = DecodingStorage<Config>;
   using Element = typename Config::Element;
   static constexpr int kColumns = sm90::kColumnsPerConsumer;
 
+  // A WGMMA has at most kManyRows rows, because a thread cannot have the registers for more when
+  // the kernel begins. Tiles of more rows have two halves.
+  static constexpr int halves_of(int rows) { return rows > kManyRows ? 2 : 1; }
   template <int kRows>
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::rs_op_selector<
           Element, Element, float,
-          cute::Shape<cute::Int<kColumns>, cute::Int<kRows>, cute::Int<kSide>>>()));
+          cute::Shape<cute::Int<kColumns>, cute::Int<kRows / halves_of(kRows)>,
+                      cute::Int<kSide>>>()));
   template <int kRows>
-  using Products = decltype(cute::partition_fragment_C(
-      Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows>>{}));
+  using Product = decltype(cute::partition_fragment_C(
+      Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows / halves_of(kRows)>>{}));
+  template <int kRows>
+  using Products = Product<kRows>[kOwnStrips][halves_of(kRows)];
 
  public:
   // Multiplies a tile of at most kRows rows, and stores the results or hands over rounded sums.
@@ -93,9 +114,12 @@ class DecodingMainloop {
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
                                  sm90::StageIterator<Config::kStages>& stage, int consumer,
                                  unsigned phase) {
-    Products<kRows> products[2];
+    Products<kRows> products;
     int const records = records_of<Config>(params, work);
-    auto const sum = [&](int strip, int i) { return products[strip](i); };
+    constexpr int kSumsOfHalf = kRows / halves_of(kRows) / 2;
+    auto const sum = [&](int strip, int i) {
+      return products[strip][i / kSumsOfHalf](i % kSumsOfHalf);
+    };
     if constexpr (Config::kHasEpilogueWarps) {
       multiply<kRows>(params, records, shared, stage, consumer, products, [] {});
       round_tile<Config, kRows>(sum, shared.rounded, consumer, phase);
@@ -114,7 +138,7 @@ class DecodingMainloop {
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;
     using Layout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{},
-                                          Shape<Int<kRows>, Int<kSide>>{}));
+                                          Shape<Int<kRows / halves_of(kRows)>, Int<kSide>>{}));
     auto const tile =
         make_tensor(make_smem_ptr(reinterpret_cast<Element*>(shared.rows[0][0])), Layout{});
     auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
@@ -123,7 +147,8 @@ class DecodingMainloop {
 
   template <int kStep, int kRows, class Rows>
   __device__ static __forceinline__ void issue(typename Config::Of const& record, Rows const& rows,
-                                               Fragment& a, Products<kRows>& products,
+                                               Fragment& a,
+                                               Product<kRows> (&products)[halves_of(kRows)],
                                                bool accumulates) {
     using namespace cute;
     record.template decode<kStep>(a);
@@ -132,54 +157,74 @@ class DecodingMainloop {
     warpgroup_arrive();
     Mma<kRows> mma;
     mma.accumulate_ = accumulates ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
-    gemm(mma, registers, rows(_, _, kStep), products);
+#pragma unroll
+    for (int half = 0; half < halves_of(kRows); ++half) {
+      auto const of_half = sm90::advance(rows, half * kRows / 2 * kRowBytes);
+      gemm(mma, registers, of_half(_, _, kStep), products[half]);
+    }
   }
 
-  // Sets products to both strips of a consumer times a tile's rows. Operand registers of products
+  // Sets products to the strips of a consumer times a tile's rows. Operand registers of products
   // in flight must not change, so there are two sets: one for the previous 16 elements of K, and
   // one for the current 16. Calls `meanwhile` while the last products are in flight.
   template <int kRows, class Meanwhile>
   __device__ static __forceinline__ void multiply(Params const& params, int records, Shared& shared,
                                                   sm90::StageIterator<Config::kStages>& stage,
-                                                  int consumer, Products<kRows> (&products)[2],
+                                                  int consumer, Products<kRows>& products,
                                                   Meanwhile const& meanwhile) {
     using namespace cute;
     auto const rows = row_descriptors<kRows>(shared);
     int const thread = threadIdx.x % kWarpgroup;
-    Fragment a[2][2];
+    Fragment a[2][kOwnStrips];
+    auto const fence = [&] {
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip) warpgroup_fence_operand(products[strip]);
+      for (auto& of_strip : products) {
+#pragma unroll
+        for (auto& product : of_strip) warpgroup_fence_operand(product);
+      }
+    };
+    fence();
     auto const release = [&](int of) {
-      if (thread % kWarpSize == 0) shared.empty[of].arrive();
+      int const lane = thread % kWarpSize;
+      if constexpr (Config::kCluster > 1) {
+        shared.empty[of].arrive(lane, lane < Config::kCluster);
+      } else {
+        if (lane == 0) shared.empty[of].arrive();
+      }
     };
     int before = -1;
 #pragma unroll 1
     for (; records > 0; records -= Config::kRecords, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      // A fence is needed here, because threads may have written the rows, and WGMMA reads them
-      // through the async proxy.
-      sm90::fence_async_proxy();
+      // A fence is needed if threads have written the rows, because WGMMA reads them through the
+      // async proxy.
+      if constexpr (!Config::kHasRowBoxes) sm90::fence_async_proxy();
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {
-          uint8_t const* const groups = shared.groups[stage.stage][consumer * 2 + strip];
+          int const at = consumer * kOwnStrips + strip;
+          uint8_t const* const groups = shared.groups[stage.stage][at];
           return
-              typename Config::Of(shared.values[stage.stage][consumer * 2 + strip], groups,
+              typename Config::Of(shared.values[stage.stage][at], groups,
                                   groups + Config::kScaleBytes, record, thread, params.group_shift);
         };
-        return RecordPair{of_strip(0), of_strip(1)};
+        if constexpr (kOwnStrips == 1) {
+          return Records{of_strip(0)};
+        } else {
+          return Records{of_strip(0), of_strip(1)};
+        }
       };
       auto const multiply_records = [&](auto const& record_of) {
 #pragma unroll
         for (int record = 0; record < Config::kRecords; ++record) {
           if (record >= records) break;
-          RecordPair const of = record_of(record);
+          Records const of = record_of(record);
           auto const here =
               sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
           auto const step = [&](auto k) {
             constexpr int kStep = decltype(k)::value;
             bool const accumulates = kStep > 0 || record > 0 || before >= 0;
 #pragma unroll
-            for (int strip = 0; strip < 2; ++strip) {
+            for (int strip = 0; strip < kOwnStrips; ++strip) {
               issue<kStep, kRows>(of.strip[strip], here, a[kStep % 2][strip], products[strip],
                                   accumulates);
             }
@@ -194,7 +239,7 @@ class DecodingMainloop {
         }
       };
       if constexpr (Config::kReadsAhead) {
-        RecordPair const first = read(0), second = read(1);
+        Records const first = read(0), second = read(1);
         multiply_records([&](int record) { return record == 0 ? first : second; });
       } else {
         multiply_records(read);
@@ -204,8 +249,7 @@ class DecodingMainloop {
     meanwhile();
     warpgroup_wait<0>();
     release(before);
-#pragma unroll
-    for (int strip = 0; strip < 2; ++strip) warpgroup_fence_operand(products[strip]);
+    fence();
   }
 };
 
@@ -227,7 +271,7 @@ struct DecodingRoles {
     if (threadIdx.x == 0) {
       bool const has_row_boxes = Config::kMayHaveRowBoxes && params.has_row_boxes;
       sm90::set_arrivals(shared.full, 1 + (has_row_boxes ? 1 : kRowThreads));
-      sm90::set_arrivals(shared.empty, kConsumerWarps);
+      sm90::set_arrivals(shared.empty, Config::kCluster * kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps + kEpilogueWarps);
       if constexpr (Config::kHasEpilogueWarps) {
@@ -247,21 +291,32 @@ struct DecodingRoles {
     });
   }
 
-  __device__ static void schedule(Params const& params, Shared& shared, int) {
-    NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
-        params.groups, params.n, params.k);
-    sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
+  __device__ static void schedule(Params const& params, Shared& shared, int rank) {
+    constexpr int kTileM = Config::kTileM, kTileN = Config::kTileN, kTileK = Config::kTileK;
+    if constexpr (kTileM <= kFewRows) {
+      NoncontractingSchedule<DeviceWarp, kTileM, kTileN, kTileK, 1> schedule(params.groups,
+                                                                             params.n, params.k);
+      sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
+    } else {
+      auto const schedule_of = [&](int cluster, int clusters) {
+        return TailsApartSchedule<DeviceWarp, kTileM, kTileN, kTileK, Config::kCluster>(
+            params.groups, params.n, params.k, cluster, clusters);
+      };
+      sm90::schedule_pieces<Config>(schedule_of, shared, rank);
+    }
   }
 
-  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
+  __device__ static void bring(Params const& params, Shared& shared, int rank, int warp) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if constexpr (Config::kMayHaveRowBoxes) {
-        if (params.has_row_boxes) {
-          if (warp == 0) load_row_boxes<Config>(params, shared, work, stage);
+        if (Config::kHasRowBoxes || params.has_row_boxes) {
+          if (warp == 0) load_row_boxes<Config>(params, shared, work, stage, rank);
           return;
         }
       }
-      load_rows<Config>(params, shared, work, stage, nullptr);
+      if constexpr (!Config::kHasRowBoxes) {
+        load_rows<Config>(params, shared, work, stage, nullptr);
+      }
     });
   }
 
@@ -292,6 +347,8 @@ struct DecodingRoles {
       };
       if constexpr (Config::kTileM == kFewRows) {
         sm90::with_least<16, kFewRows>(rows_of_tile, compute);
+      } else if constexpr (Config::kTileM == kTallRows) {
+        sm90::with_least<32, 64, 96, 128, 160, 192, 224, kTallRows>(rows_of_tile, compute);
       } else {
         // The instance of 96 rows saves a quarter of the time of groups with a little more than 64
         // rows.

@@ -19,7 +19,8 @@ using sm90::kRowBytes;
 // The stages of all kernels of packed matrices. A stage has a few records of each strip of 64
 // columns, and the same elements of K of the rows. The strips belong to gate and up alternately, or
 // are consecutive strips of one matrix.
-template <Format kFormat_, int kTileM_, int kRecords_, int kStrips_, bool kWholeVectors_ = false>
+template <Format kFormat_, int kTileM_, int kRecords_, int kStrips_, bool kWholeVectors_ = false,
+          int kCluster_ = 1>
 struct StageConfig {
   using Element = cutlass::bfloat16_t;
   static constexpr Format kFormat = kFormat_;
@@ -27,11 +28,13 @@ struct StageConfig {
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
   static constexpr bool kWholeVectors = kWholeVectors_;  // whether rows of x are whole vectors
+  // The CTAs of a cluster are neighbours along N, and TMA loads the rows that they share.
+  static constexpr int kCluster = kCluster_;
+  static constexpr bool kHasRowBoxes = kCluster > 1;
   // Schedules count steps of this many records. A step has 128 elements of K, so no group of int4
   // crosses the boundary of a step.
   static constexpr int kStepRecords = 2;
   static constexpr int kTileK = kStepRecords * kSide;
-  static constexpr int kCluster = 1;
   static constexpr int kNextRun = kSide;  // between a thread's columns of two strips
   // If stages have one record, both stages of a group of two records have its scale.
   static_assert(kRecords == 1 || kRecords % kStepRecords == 0);
@@ -43,7 +46,8 @@ struct StageConfig {
   static constexpr bool kHasZeros = kFormat == Format::kInt4Zeros;
   static constexpr int kGroupBytes = kHasZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
   static_assert(kValueBytes % 16 == 0 && kGroupBytes % 16 == 0, "bulk copies are of 16 bytes");
-  static constexpr int kRowsBytes = kTileM * kRowBytes;  // of a record's part of K
+  static constexpr int kRowsBytes = kTileM * kRowBytes;      // of a record's part of K
+  static constexpr int kTokens = kHasRowBoxes ? 1 : kTileM;  // that load_rows() finds
   static constexpr int kStageBytes = kStrips * (kValueBytes + kGroupBytes) + kRecords * kRowsBytes;
 };
 
@@ -53,7 +57,7 @@ struct StageStorage {
   alignas(128) uint8_t values[Config::kStages][Config::kStrips][Config::kValueBytes];
   alignas(128) uint8_t
       groups[Config::kStages][Config::kStrips][Config::kGroupBytes > 0 ? Config::kGroupBytes : 16];
-  int tokens[Config::kTileM];
+  int tokens[Config::kTokens];
   WorkTile work[sm90::kWorkStages];
   alignas(8) sm90::Barrier full[Config::kStages];
   alignas(8) sm90::Barrier empty[Config::kStages];
@@ -266,7 +270,7 @@ constexpr int kBoxRows = 64;  // of `Params::row_boxes`
 // the result that are not stored. One warp calls this.
 template <class Config, class Shared>
 __device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile const& work,
-                               sm90::StageIterator<Config::kStages>& stage) {
+                               sm90::StageIterator<Config::kStages>& stage, int rank) {
   static_assert(Config::kTileM % kBoxRows == 0);
   int const first = first_record<Config>(work), records = records_of<Config>(params, work);
   if (records <= 0) return;
@@ -279,13 +283,13 @@ __device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile co
       shared.empty[at.stage].wait(at.phase ^ 1);
       sm90::Barrier& full = shared.full[at.stage];
       full.arrive_and_expect_tx(count * boxes * kBoxRows * kRowBytes);
-      sm90::BoxLoader<1> const loader(full.address(), 0);
+      sm90::BoxLoader<Config::kCluster> const loader(full.address(), rank);
       for (int record = 0; record < count; ++record) {
         uint8_t* const to = shared.rows[at.stage][record];
         int const column = (first + done + record) * kSide;
         for (int box = 0; box < boxes; ++box) {
-          loader.load(params.row_boxes, to + box * kBoxRows * kRowBytes, box, false, column,
-                      row + box * kBoxRows, 0);
+          loader.load(params.row_boxes, to + box * kBoxRows * kRowBytes, box, /*shared=*/true,
+                      column, row + box * kBoxRows, 0);
         }
       }
     }

@@ -55,9 +55,14 @@ static_assert(sizeof(BlockScale) == 4 * sizeof(float));
 // The rows of a tile in decoded_dot().
 constexpr int kFewRows = 32;
 constexpr int kManyRows = 128;
+constexpr int kTallRows = 256;
 // Two thread blocks with tiles of few rows share a multiprocessor. With FP8 in blocks they would
 // spill registers.
 constexpr bool has_tiles_of_few_rows(Format format) { return format != Format::kFp8Blocks; }
+// Whether gate and up have tiles of kTallRows rows, which read consecutive rows of x.
+constexpr bool has_tall_tiles(Format format) {
+  return format == Format::kMxFp4 || format == Format::kFp8Blocks;
+}
 
 // The matrices of `product` are not used. `gate` and `up` replace them.
 struct Arguments {
@@ -66,7 +71,9 @@ struct Arguments {
   int group_size;  // int4: 32, 64 or 128 elements along K share a scale
   Matrices gate;
   Matrices up;  // `values` are null if there is no up
-  int tile_m;   // of decoded_dot(): kManyRows or, with has_tiles_of_few_rows(), kFewRows
+  // Of decoded_dot(): kManyRows, kFewRows with has_tiles_of_few_rows(), or kTallRows with
+  // has_tall_tiles() if there is an up and product.rows is null.
+  int tile_m;
   // Receives the partial sums of streamed_dot().
   void* workspace;
   int64_t workspace_bytes;

@@ -43,21 +43,23 @@ struct RoundedTile {
   }
 };
 
-// A lane's part of rounding: the scales and biases of its columns of two strips.
+// A lane's part of rounding: the scales and biases of its columns of a consumer's strips.
 template <class Config>
 struct Rounding {
-  float scale[2][2];
-  float bias[2][2];
+  static constexpr int kStrips = Config::kOwnStrips;
+  float scale[kStrips][2];
+  float bias[kStrips][2];
 
   // Return where a lane writes with stmatrix: the row, and which of two pieces of 16 bytes.
   __device__ static int row() { return threadIdx.x % 8 + threadIdx.x / 16 % 2 * 8; }
   __device__ static int piece() { return threadIdx.x / 8 % 2; }
 
-  // Rounds the sums of 16 rows, and writes them to the lane's lines of both strips. `sum(strip, i)`
+  // Rounds the sums of 16 rows, and writes them to the lane's lines of all strips. `sum(strip, i)`
   // is the lane's sum i of these rows, in the order of few_rows::Sums. `weight(row)` is of one of
   // the rows, and multiplies biases. If there is an up, biases have no weights.
   template <class Sum, class Weight>
-  __device__ void round(uint8_t* const (&lines)[2], Sum const& sum, Weight const& weight) const {
+  __device__ void round(uint8_t* const (&lines)[kStrips], Sum const& sum,
+                        Weight const& weight) const {
     float weights[4];
     if constexpr (!Config::kHasUp) {
 #pragma unroll
@@ -66,7 +68,7 @@ struct Rounding {
       }
     }
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip) {
+    for (int strip = 0; strip < kStrips; ++strip) {
       // A register has a pair of rows, as stmatrix needs it.
       uint32_t words[4];
 #pragma unroll
@@ -160,12 +162,13 @@ template <class Config, int kRows, class Sum>
 __device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consumer,
                            unsigned phase) {
   int const warp = threadIdx.x % sm90::kWarpgroup / kWarpSize;
+  constexpr int kStrips = Config::kOwnStrips;
   Rounding<Config> rounding;
   tile.ready.wait(phase);
-  uint8_t* lines[2];
+  uint8_t* lines[kStrips];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int const strip = 2 * consumer + i;
+  for (int i = 0; i < kStrips; ++i) {
+    int const strip = kStrips * consumer + i;
     lines[i] = tile.piece(strip, rounding.row(), 2 * warp + rounding.piece());
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
@@ -180,7 +183,7 @@ __device__ void round_tile(Sum const& sum, RoundedTile<Config>& tile, int consum
         lines, [&](int strip, int i) { return sum(strip, first / 2 + i); },
         [&](int row) { return tile.weight[first + row]; });
 #pragma unroll
-    for (int i = 0; i < 2; ++i) lines[i] += sizeof(tile.of[0][0]) * kRoundedRows;
+    for (int i = 0; i < kStrips; ++i) lines[i] += sizeof(tile.of[0][0]) * kRoundedRows;
   }
   __syncwarp();
   if (threadIdx.x % kWarpSize == 0) tile.full.arrive();
@@ -196,6 +199,7 @@ class ManyRowsEpilogue : Epilogue<Config> {
  public:
   static constexpr int kWarps = kRowsOfWarps / kRowsAtOnce;
   static_assert(kWarps * kWarpSize == sm90::kWarpgroup);
+  static constexpr int kWeights = Config::kTileM > sm90::kWarpgroup ? 2 : 1;  // of a lane's rows
 
   __device__ ManyRowsEpilogue(Params const& params, WorkTile const& work)
       : Base(params, work, 0, nullptr), results_(params, work), first_column_(work.n) {}
@@ -210,12 +214,15 @@ class ManyRowsEpilogue : Epilogue<Config> {
       tile.scale[i] = this->scale_of(is_up, column);
       tile.bias[i] = this->bias_of(is_up, column);
     }
-    static_assert(Config::kTileM == sm90::kWarpgroup, "each thread has the weight of one row");
-    int const row =
-        lane() / kRowsAtOnce * kRowsOfWarps + first_row_of_warp() + lane() % kRowsAtOnce;
-    weight_ = results_.weight(row);
-    if constexpr (!Config::kHasUp) {
-      tile.weight[row] = this->params().has_activation ? 1.0f : weight_;
+    static_assert(Config::kTileM == kWeights * sm90::kWarpgroup);
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      int const row = i * sm90::kWarpgroup + lane() / kRowsAtOnce * kRowsOfWarps +
+                      first_row_of_warp() + lane() % kRowsAtOnce;
+      weights_[i] = results_.weight(row);
+      if constexpr (!Config::kHasUp) {
+        tile.weight[row] = this->params().has_activation ? 1.0f : weights_[i];
+      }
     }
     __syncwarp();
     if (lane() == 0) tile.ready.arrive();
@@ -229,7 +236,8 @@ class ManyRowsEpilogue : Epilogue<Config> {
       for (int begin = 0; begin < rows; begin += kRowsOfWarps) {
         int const row = begin + first_row_of_warp() + lane() / kPieces;
         int const of_lane = begin / kRowsOfWarps * kRowsAtOnce + lane() / kPieces;
-        float const weight = __shfl_sync(~0u, weight_, of_lane);
+        float const own = of_lane < kWarpSize ? weights_[0] : weights_[kWeights - 1];
+        float const weight = __shfl_sync(~0u, own, of_lane % kWarpSize);
 #pragma unroll 1
         for (int strip = 0; strip < Config::kStrips; strip += kMatrices) {
           auto const of = [&](int matrix) -> uint4 const& {
@@ -251,7 +259,7 @@ class ManyRowsEpilogue : Epilogue<Config> {
 
   Results<Config> results_;
   int first_column_;
-  float weight_;
+  float weights_[kWeights];
 };
 
 }  // namespace jgg::packed

@@ -30,6 +30,11 @@ struct AlignedRows {
 // The rows that a schedule covers: all rows, rows that a local group owns, or unowned rows.
 enum class Owner : int { kAny, kLocal, kNone };
 
+// Returns whether a group's matrix is on this device.
+JGG_HOST_DEVICE bool is_local(int group, int local_groups) {
+  return group >= 0 && group < local_groups;
+}
+
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one row of
 // tiles. Unowned rows belong to tiles without steps.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
@@ -67,10 +72,6 @@ class NoncontractingSchedule {
 
  private:
   using Rows = AlignedRows<kAlign>;
-
-  JGG_HOST_DEVICE static bool is_local(int group, int local_groups) {
-    return group >= 0 && group < local_groups;
-  }
 
   JGG_HOST_DEVICE static auto raster(Rows const& rows, int n_tiles) {
     return Raster<kCluster, kSharesLhs>(ceil_div(rows.extent, kTileM), n_tiles);

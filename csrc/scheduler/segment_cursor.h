@@ -20,9 +20,10 @@ struct Segment {
 // Walks forward over the segments of every batch, a warp's width at a time. Finding a group takes a
 // few instructions per tile, however many groups there are, and no table in shared memory.
 // units(local_group, begin, end) returns the number of units of work of a segment. `Units` may have
-// local_only(), which returns whether only local groups have units. If groups are padded in memory,
-// each starts at a multiple of kPad rows. With kHotFirst, the segments of more than `hot_rows` rows
-// come before all others.
+// local_only(), which returns whether only local groups have units. `Units` may also have second(),
+// which has the arguments of units() and returns the number of units of a second kind, which are
+// numbered separately. If groups are padded in memory, each starts at a multiple of kPad rows. With
+// kHotFirst, the segments of more than `hot_rows` rows come before all others.
 //
 // A batch has a segment for each group, and for each local group whose global index does not exist
 // (such a group owns no rows). The last segment has the rows that no group owns. The cursor makes
@@ -31,6 +32,7 @@ template <class Warp, class Units, int kPad = 1, bool kHotFirst = false>
 class SegmentCursor {
  public:
   using Int = typename Warp::Int;
+  static constexpr bool kHasSecond = requires(Units units) { units.second(0, 0, 0); };
 
   JGG_HOST_DEVICE SegmentCursor(GroupSizes const& groups, Units const& units, int hot_rows = 0)
       : groups_(groups),
@@ -38,7 +40,8 @@ class SegmentCursor {
         hot_rows_(hot_rows),
         at_hot_(kHotFirst && hot_rows < groups.rows),
         batch_(0),
-        units_before_(0) {
+        units_before_(0),
+        second_before_(0) {
     enter_batch();
     load_window();
   }
@@ -49,6 +52,7 @@ class SegmentCursor {
     at_hot_ = kHotFirst && hot_rows_ < groups_.rows;
     batch_ = 0;
     units_before_ = 0;
+    second_before_ = 0;
     enter_batch();
     load_window();
   }
@@ -72,6 +76,30 @@ class SegmentCursor {
     segment = segment_of(
         Warp::first(Warp::map([target](int end) { return int(target < end); }, units_end_)));
     return true;
+  }
+
+  // Finds the first segment that owns `unit` or the unit `second` of the second kind, and sets
+  // `is_second` to whether it owns only the latter. Returns false past the last units of both
+  // kinds. Neither number must be less than in earlier calls.
+  JGG_HOST_DEVICE bool seek(int unit, int second, Segment& segment, bool& is_second) {
+    auto const lane_of = [](int unit, int before, Int const& ends) {
+      int const target = unit - before;
+      return Warp::first(Warp::map([target](int end) { return int(target < end); }, ends));
+    };
+    while (true) {
+      int const of_first = lane_of(unit, units_before_, units_end_);
+      int const of_second = lane_of(second, second_before_, second_end_);
+      is_second = of_second < of_first;
+      int const lane = is_second ? of_second : of_first;
+      if (lane < kWarpSize) {
+        segment = segment_of(lane);
+        if (is_second) {
+          segment.first_unit = second_before_ + (lane == 0 ? 0 : Warp::read(second_end_, lane - 1));
+        }
+        return true;
+      }
+      if (!next_window()) return false;
+    }
   }
 
   // Finds the first segment at whose end all units so far cost more than `cost`. Each unit of a
@@ -140,11 +168,13 @@ class SegmentCursor {
       rows_before_ = Warp::read(rows_end_, kWarpSize - 1);
       if constexpr (kPad > 1) stored_before_ += Warp::read(stored_end_, kWarpSize - 1);
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
+      if constexpr (kHasSecond) second_before_ += Warp::read(second_end_, kWarpSize - 1);
       window_ += kWarpSize;
     } else {
       bool const again = kHotFirst && at_hot_;
       if (batch_ + 1 == groups_.batches && !again) return false;
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
+      if constexpr (kHasSecond) second_before_ += Warp::read(second_end_, kWarpSize - 1);
       ++batch_;
       if (batch_ == groups_.batches) {
         batch_ = 0;
@@ -186,6 +216,14 @@ class SegmentCursor {
     rows_end_ = Warp::map([=](int end) { return add_saturating(before, end); }, within);
     Int const rows_begin = Warp::shift_up(rows_end_, before);
     units_end_ = Warp::scan(Warp::map(units_of, Warp::lanes(), rows_begin, rows_end_), add);
+    if constexpr (kHasSecond) {
+      static_assert(!kHotFirst);
+      auto const second_of = [=](int lane, int begin, int end) {
+        int const segment = window + lane;
+        return segment > rest ? 0 : units.second(segment - offset, begin, end);
+      };
+      second_end_ = Warp::scan(Warp::map(second_of, Warp::lanes(), rows_begin, rows_end_), add);
+    }
     if constexpr (kPad > 1) {
       auto const padded = [](int begin, int end) { return (end - begin + kPad - 1) / kPad * kPad; };
       stored_end_ = Warp::scan(Warp::map(padded, rows_begin, rows_end_), add);
@@ -204,9 +242,11 @@ class SegmentCursor {
   int rows_before_;    // rows of this batch before the window
   int stored_before_;  // the same rows, with the padding of groups
   int units_before_;   // units of all batches before the window
+  int second_before_;  // the same for units of the second kind
   Int rows_end_;       // per lane: where the segment's rows end
   Int stored_end_;     // per lane: rows of the window with padding, up to and with the segment
   Int units_end_;      // per lane: units of the window up to and with the segment
+  Int second_end_;     // per lane: the same for units of the second kind
 };
 
 }  // namespace jgg

@@ -59,9 +59,10 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
       [&](auto turns) { fill_ring<Config>(schedule, turns, shared); });
 }
 
-// Fills the ring with stream-K pieces. Unlike fill_ring(), it finds the next piece before waiting
-// for a free slot. The two loops are separate, because a shared loop changed the machine code of
-// the stream-K kernels. `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
+// Fills the ring with the tiles or pieces of tiles that schedules find for one cluster. Unlike
+// fill_ring(), it finds the next piece before waiting for a free slot. The two loops are separate,
+// because a shared loop changed the machine code of the stream-K kernels.
+// `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
 template <class Config, class ScheduleOf, class Shared>
 __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
   auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);

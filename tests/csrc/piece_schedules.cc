@@ -1,11 +1,12 @@
-// Lists the schedules that cut tiles, for tests and inspection. Simulated warps run them on the
-// host.
+// Lists the schedules that find a cluster's tiles or pieces of tiles one by one, for tests and
+// inspection. Simulated warps run them on the host.
 #include <array>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "module.h"
+#include "packed/packed.h"
 #include "ragged/tiles.h"
 #include "scaled/tiles.h"
 #include "schedule_arrays.h"
@@ -15,6 +16,7 @@
 #include "scheduler/even_assignment.h"
 #include "scheduler/skew.h"
 #include "scheduler/stream_k_schedule.h"
+#include "scheduler/tails_apart_schedule.h"
 
 namespace jgg {
 namespace {
@@ -78,6 +80,25 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
             });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
+}
+
+// Lists the tiles of a product of packed matrices whose tiles have more than kFewRows rows.
+TileArray tails_apart_tiles(Sizes const& group_sizes, Offsets const& group_offset, int batches,
+                            int local_groups, int m, int k, int n, int tile_m, int tile_n,
+                            int cluster, int clusters, bool zeroes_unowned) {
+  GroupSizes groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  groups.zeroes_unowned = zeroes_unowned;
+  auto const list = [&]<int kTileM, int kTileN, int kCluster>() {
+    using Schedule = TailsApartSchedule<SimulatedWarp, kTileM, kTileN, kTileK, kCluster>;
+    return list_pieces([&](int own) { return Schedule(groups, n, k, own, clusters); }, kCluster,
+                       clusters);
+  };
+  std::array const tile{tile_m, tile_n, cluster};
+  using packed::kManyRows, packed::kTallRows;
+  if (tile == std::array{kManyRows, 128, 1}) return list.operator()<kManyRows, 128, 1>();
+  if (tile == std::array{kManyRows, 256, 1}) return list.operator()<kManyRows, 256, 1>();
+  if (tile == std::array{kTallRows, 64, 2}) return list.operator()<kTallRows, 64, 2>();
+  throw std::invalid_argument("no kernel has this tile");
 }
 
 // Lists the pieces of chains that are cut as if their length were `length`.
@@ -148,6 +169,9 @@ void define_piece_schedules(nb::module_& module) {
   module.def("scaled_ragged_noncontracting_pieces", &scaled_ragged_noncontracting_pieces,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a);
+  module.def("tails_apart_tiles", &tails_apart_tiles, "group_sizes"_a, "group_offset"_a,
+             "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a, "tile_n"_a,
+             "cluster"_a, "clusters"_a, "zeroes_unowned"_a = true);
   module.def("ragged_contracting_pieces", &ragged_contracting_pieces, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a, "longest"_a);

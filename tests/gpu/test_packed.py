@@ -1,5 +1,7 @@
 """Products of packed matrices on the GPU, against float64 of codes times scales."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,27 +17,27 @@ BF16 = jnp.bfloat16
 EIGHT_BITS = "int8", "fp8", "fp8_128x128"
 WITHOUT_FEW_ROWS = ("fp8_128x128",)
 ALL = "mxfp4", "int4", *EIGHT_BITS
-FORMATS = pytest.mark.parametrize(
-    "format, options",
-    [
-        ("mxfp4", {}),
-        ("int8", {}),
-        ("fp8", {}),
-        ("fp8_128x128", {}),
-        *(
-            ("int4", dict(group_size=size, zero_points=zero_points))
-            for size in (32, 64, 128)
-            for zero_points in (False, True)
-        ),
-    ],
-    ids=str,
-)
+VARIANTS = [
+    ("mxfp4", {}),
+    ("int8", {}),
+    ("fp8", {}),
+    ("fp8_128x128", {}),
+    *(
+        ("int4", dict(group_size=size, zero_points=zero_points))
+        for size in (32, 64, 128)
+        for zero_points in (False, True)
+    ),
+]
+FORMATS = pytest.mark.parametrize("format, options", VARIANTS, ids=str)
 # "few" decodes in tiles of 32 rows. For WITHOUT_FEW_ROWS it is the same as "decoded".
 SCHEDULES = pytest.mark.parametrize("schedule", ["streamed", "few", "decoded"])
 STREAMED_ROWS = 8
 MEAN_ROWS = {"streamed": STREAMED_ROWS, "few": 16, "decoded": 100}
 # With at least 128 rows a group, TMA loads consecutive rows.
-MEANS = pytest.mark.parametrize("schedule, mean", [*MEAN_ROWS.items(), ("decoded", 160)])
+MEANS = [*MEAN_ROWS.items(), ("decoded", 160)]
+# "tall" has tiles of 256 rows. Plans choose them for so many rows a group, and so many columns.
+TALL = [(format, "tall", 785) for format in ("mxfp4", "fp8_128x128")]
+TALL_COLUMNS = 2056
 
 
 def groups_for(schedule, rows):
@@ -50,6 +52,8 @@ def groups_for(schedule, rows):
 def is_planned(plan, schedule, format):
     """Returns whether a plan has the kernel that `schedule` stands for."""
     kernel = plan.kernel
+    if schedule == "tall":
+        return kernel.tile.tile_m == 256
     if schedule == "streamed" or format in WITHOUT_FEW_ROWS:
         return kernel.schedule == ("streamed" if schedule == "streamed" else "decoded")
     return kernel.schedule == "decoded" and (schedule == "decoded" or kernel.tile.tile_m == 32)
@@ -242,15 +246,21 @@ def test_random_sizes(format, options, schedule, rng):
         check_sums(dot(x, q, sizes, offset, schedule=schedule), x, q, sizes, offset)
 
 
-@pytest.mark.parametrize("format", ALL)
-@MEANS
+ACTIVATIONS = "silu", "swiglu_oai", "gelu_tanh", "gelu"
+
+
 @pytest.mark.parametrize(
-    "activation, has_up",
-    [*((name, True) for name in ("silu", "swiglu_oai", "gelu_tanh", "gelu")), ("relu2", False)],
+    "format, schedule, mean, activation, has_up",
+    [
+        *((format, *mean, name, True) for format in ALL for mean in MEANS for name in ACTIVATIONS),
+        *((format, *mean, "relu2", False) for format in ALL for mean in MEANS),
+        *((*tall, name, True) for tall in TALL for name in ACTIVATIONS),
+    ],
 )
 def test_hidden_layers(format, schedule, mean, activation, has_up, rng):
-    q, up = (packed(rng, (4, 264, 200), format, {}) for _ in range(2))
-    b0, b1 = (jnp.asarray(rng.standard_normal((4, 200)), BF16) for _ in range(2))
+    columns = TALL_COLUMNS if schedule == "tall" else 200
+    q, up = (packed(rng, (4, 264, columns), format, {}) for _ in range(2))
+    b0, b1 = (jnp.asarray(rng.standard_normal((4, columns)), BF16) for _ in range(2))
     sizes = [mean // 2, 0, mean * 4 - mean // 2 - 3, 3]
     x = jnp.asarray(rng.standard_normal((sum(sizes), 264)) / 16, BF16)
 
@@ -270,12 +280,35 @@ def test_hidden_layers(format, schedule, mean, activation, has_up, rng):
         check_close(got[begin:end], *want)
 
 
-@FORMATS
-@MEANS
-@pytest.mark.parametrize("activation", ["silu", "swiglu_oai", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("format", [format for format, *_ in TALL])
+def test_nan_stays_in_its_row_of_tall_tiles(format, rng):
+    """Boxes of the first group also load rows of the second."""
+    sizes, k = [70, 1500], 72
+    q, up = (packed(rng, (2, k, TALL_COLUMNS), format, {}) for _ in range(2))
+    clean = rng.standard_normal((sum(sizes), k)).astype(np.float32)
+    x, at = clean.copy(), [70, 72, 77, 500]
+    x[at] = np.nan
+    run = jax.jit(partial(jgg.gated_ragged_dot, group_sizes=jnp.asarray(sizes)))
+    got, expected = (np.asarray(run(jnp.asarray(a, BF16), q, up), np.float32) for a in (x, clean))
+    assert np.isnan(got[at]).all()
+    others = np.delete(np.arange(len(x)), at)
+    np.testing.assert_array_equal(got[others], expected[others])
+
+
+@pytest.mark.parametrize(
+    "format, options, schedule, mean",
+    [
+        *((*variant, *mean) for variant in VARIANTS for mean in MEANS),
+        *((format, {}, *mean) for format, *mean in TALL),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_layers(format, options, schedule, mean, activation, rng):
     """Layers read tokens in place, and have biases of any type and activations of each form."""
     embed, hidden, experts, top_k = 264, 200, 5, 2
+    if schedule == "tall":
+        embed, hidden, experts = 72, TALL_COLUMNS, 2
     tokens = mean * experts // top_k
     shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
     matrices = [packed(rng, shape, format, options) for shape in shapes]

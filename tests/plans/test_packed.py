@@ -41,7 +41,7 @@ def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
 
 @pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
 def test_rows_a_group(format):
-    streamed, few, most = (8, 0, 1024) if format in WITHOUT_FEW_ROWS else (8, 24, 2048)
+    streamed, few, most = 8, 0 if format in WITHOUT_FEW_ROWS else 24, 2048
     of_few = (streamed * EXPERTS + 1, few * EXPERTS) if few else ()
     for rows, kernel in (
         (1, "streamed_16x128"),
@@ -82,6 +82,19 @@ def test_short_matrices_are_decoded_for_a_row_a_group(format):
     for tokens, schedule in ((8, "streamed"), (fewest - 8, "streamed"), (fewest, "decoded")):
         of_gate, of_down = of_experts(128, 2048, 768, 8, format, tokens)
         assert of_gate.startswith(schedule) and of_down.startswith(schedule)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"])
+def test_tall_tiles(format):
+    """Gate and up have tall tiles if they have many columns, and groups have many rows."""
+    tall = "decoded_256x128" if format in ("mxfp4", "fp8_128x128") else "decoded_128x256"
+    for tokens, hidden, kernel in (
+        (768 * 8, 2048, tall),
+        (768 * 8 - 1, 2048, "decoded_128x256"),
+        (768 * 8, 2040, "decoded_128x256"),
+        (2048 * 8, 2048, tall),
+    ):
+        assert of_experts(32, 2880, hidden, 4, format, tokens) == [kernel, "decoded_128x256"]
 
 
 def of_experts(experts, embed, hidden, top_k, format, tokens):
@@ -143,6 +156,20 @@ def test_a_layer():
     assert plan.problem.op == "packed_mlp"
     assert plan.kernel.schedule == "decoded" and not plan.workspace_bytes
     assert "down: decoded_128x256, predicted time" in str(plan)
+    assert "rows of tokens are read where" in str(plan)
+
+
+def test_tall_tiles_read_copies_of_rows():
+    up = packed(EXPERTS, EMBED, 2048)
+    down = packed(EXPERTS, 2048, EMBED)
+
+    def run(x, logits, *weights):
+        return moe.dropless_mlp(x, moe.route(logits, 2), *weights)
+
+    for tokens, read in ((384 * EXPERTS, "by a kernel before"), (383 * EXPERTS, "where they are")):
+        operands = array(tokens, EMBED), array(tokens, EXPERTS, dtype=jnp.float32), up, up, down
+        plan = jgg.explain(run, *operands)
+        assert read in str(plan)
 
 
 def test_experts_of_any_width_are_streamed():

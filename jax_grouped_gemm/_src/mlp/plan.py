@@ -42,7 +42,7 @@ from jax_grouped_gemm._src.plan import (
     passed_over,
     refusals,
 )
-from jax_grouped_gemm._src.quantized.plan import PackedProblem
+from jax_grouped_gemm._src.quantized.plan import TALL_TILE, PackedProblem
 from jax_grouped_gemm._src.quantized.plan import plan_packed as plan_packed_product
 from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
@@ -162,7 +162,7 @@ def plan_packed(problem: MlpProblem[MlpOperands], target: Target) -> MlpPlan:
             for name, plan in zip(("gate and up", "down"), plans, strict=False)
         ),
         epilogue=_epilogue(operands.experts, operands.weights, params["activation"]),
-        gather="" if operands.rows.rows is None else "in place",
+        gather=in_place.gather(operands.rows, reads_in_place=plans[0].tile != TALL_TILE),
         target=target,
         packed=plans,
     )

@@ -28,11 +28,12 @@ STREAMED_ROWS = 16
 STREAMED_COLUMNS = 128
 STREAMED_BLOCKS = 2
 
-# The decoding kernel: rows of its two tiles, and thread blocks on a multiprocessor with the smaller
-# tile.
+# The decoding kernel: rows of its three tiles, and thread blocks on a multiprocessor with the
+# smallest tile.
 SMALL_TILE_ROWS = 32
 SMALL_TILE_BLOCKS = 2
 LARGE_TILE_ROWS = 128
+TALL_TILE_ROWS = 256
 
 _NO_ACTIVATION = {
     "function": np.int32(-1),

@@ -129,6 +129,12 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
+def _is_slow_tall(problem: PackedProblem) -> bool:
+    """Returns whether rows are not worth gathering for tall tiles, which only gate and up have."""
+    is_wide = problem.products * problem.shape[2] >= 4096
+    return problem.products == 1 or problem.rows < 768 * problem.groups or not is_wide
+
+
 _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
@@ -136,6 +142,8 @@ _decoding = functools.partial(
     in_order=always,  # tiles of all heights sum in the same order
 )
 _LARGE_TILE = TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
+TALL_TILE = TileConfig(call.TALL_TILE_ROWS, DECODED_COLUMNS // 2, cluster=2)
+"""The tile whose kernels do not read rows of tokens in place."""
 PACKED_KERNELS = (
     PackedKernel(
         tile=TileConfig(tile_m=16, tile_n=128, cluster=1),
@@ -151,8 +159,8 @@ PACKED_KERNELS = (
         rhs=SMALL_TILE_FORMATS,
         most_rows=24,
     ),
-    _decoding(tile=_LARGE_TILE, rhs=SMALL_TILE_FORMATS, most_rows=2048),
-    _decoding(tile=_LARGE_TILE, rhs=("fp8_128x128",), most_rows=1024),
+    _decoding(tile=TALL_TILE, rhs=("mxfp4", "fp8_128x128"), most_rows=2048, unless=_is_slow_tall),
+    _decoding(tile=_LARGE_TILE, rhs=call.FORMATS, most_rows=2048),
 )
 """The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import MlpOperands
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
+from jax_grouped_gemm._src.mlp.rows import on_rows
 from jax_grouped_gemm._src.quantized import call
 
 
@@ -22,10 +23,13 @@ def mlp(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     activation = Epilogue.of(params["activation"])
     assert activation is not None  # the plan has a kernel
     indices, options = given.groups.indices, dict(zeroes_unowned=params["zeroes_unowned"])
-    optional = dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights)
+    x, rows = given.rows.x, given.rows.rows
+    if of_mlp.gather == "before":
+        x, rows = on_rows(given.rows), None
+    optional = dict(rows=rows, b0=experts.b0, b1=experts.b1, weights=weights)
     hidden = call.dot(
         of_hidden,
-        given.rows.x,
+        x,
         arrays["wi_0"],
         indices,
         optional,
