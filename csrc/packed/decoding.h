@@ -1,7 +1,8 @@
 // The product for groups of more rows than streaming.h is for (quantized/plan.py). Two consumers
 // decode records from shared memory into registers, which are WGMMA's operand on the M side.
-// Columns of the matrices are on the M side, and rows are on the N side, which is as wide as the
-// tile has rows. Decoding 16 elements of K overlaps with the products of the previous 16.
+// Columns of the matrices are on WGMMA's M side, and rows are on its N side, which is as wide as
+// the tile has rows, or half as wide. Decoding 16 elements of K overlaps with the products of the
+// previous 16.
 #pragma once
 
 #include <cute/algorithm/gemm.hpp>
@@ -26,12 +27,12 @@ constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
 //
 // Fewer records in a stage make room for more stages in flight, but consumers then wait and fence
 // more often, and cannot read a record ahead, and a stage has as many copies as before. Tiles of
-// 128 rows and 8 bits have room for two stages of two records, and so have four stages of one
-// record.
+// 128 rows and 8 bits would have room for two stages of two records only. They have four stages of
+// one record instead, and so do tall tiles.
 //
-// Tall tiles have half as many columns, so codes are decoded half as often. A consumer then has one
-// strip, and multiplies it by both halves of the rows. Two CTAs share the rows, because tall tiles
-// read more rows for each product.
+// Tall tiles multiply each decoded operand by twice as many rows, so codes are decoded half as
+// often. The sums have room because a consumer has only one strip. Two CTAs share the rows, because
+// tall tiles read twice as many rows for the same number of products.
 template <Format kFormat, int kTileM>
 using DecodingStages =
     StageConfig<kFormat, kTileM,
@@ -51,7 +52,7 @@ struct DecodingConfig : DecodingStages<kFormat, kTileM> {
   static constexpr bool kHasEpilogueWarps = kTileM > kFewRows;
   static constexpr int kBlocks = kHasEpilogueWarps ? 1 : 2;
   // Whether TMA may load rows if many of them are consecutive. Most kernels with up gather rows.
-  static constexpr bool kMayHaveRowBoxes = Base::kHasRowBoxes || (kHasEpilogueWarps && !kHasUp);
+  static constexpr bool kMayHaveRowBoxes = Base::kOnlyRowBoxes || (kHasEpilogueWarps && !kHasUp);
   static constexpr bool kSortsPairs = false;
   static constexpr int kSharedMemory =
       kBlocks == 1 ? sm90::kSharedMemoryLimit : few_rows::kSharedMemory;
@@ -64,8 +65,8 @@ struct DecodingConfig : DecodingStages<kFormat, kTileM> {
   static constexpr int kRoundedBytes = kHasEpilogueWarps
                                            ? kTileM * kColumns * 2 + kFloats * int(sizeof(float))
                                            : kConsumerWarps * int(sizeof(RoundedRows));
-  // Barriers and the ring of work take less than a kilobyte. With sm90::kSharedMemoryReserve, tall
-  // tiles of 8 bits would have a stage less.
+  // Barriers, the ring of work and padding take less than a kilobyte. With
+  // sm90::kSharedMemoryReserve, tall tiles of 8 bits would have a stage less.
   static constexpr int kReserve = 1024 + Base::kTokens * int(sizeof(int)) + kRoundedBytes;
   static constexpr int kStages = (kSharedMemory - kReserve) / Base::kStageBytes;
   // A stage is released only while the next stage is multiplied.
@@ -92,20 +93,20 @@ class DecodingMainloop {
   using Element = typename Config::Element;
   static constexpr int kColumns = sm90::kColumnsPerConsumer;
 
-  // A WGMMA has at most kManyRows rows, because a thread cannot have the registers for more when
-  // the kernel begins. Tiles of more rows have two halves.
-  static constexpr int halves_of(int rows) { return rows > kManyRows ? 2 : 1; }
+  // Returns how many WGMMAs share the rows. One has at most kManyRows, because a thread cannot have
+  // the registers for more when the kernel begins.
+  static constexpr int parts_of(int rows) { return rows > kManyRows ? 2 : 1; }
   template <int kRows>
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::rs_op_selector<
           Element, Element, float,
-          cute::Shape<cute::Int<kColumns>, cute::Int<kRows / halves_of(kRows)>,
+          cute::Shape<cute::Int<kColumns>, cute::Int<kRows / parts_of(kRows)>,
                       cute::Int<kSide>>>()));
   template <int kRows>
   using Product = decltype(cute::partition_fragment_C(
-      Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows / halves_of(kRows)>>{}));
+      Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows / parts_of(kRows)>>{}));
   template <int kRows>
-  using Products = Product<kRows>[kOwnStrips][halves_of(kRows)];
+  using Products = Product<kRows>[kOwnStrips][parts_of(kRows)];
 
  public:
   // Multiplies a tile of at most kRows rows, and stores the results or hands over rounded sums.
@@ -116,9 +117,9 @@ class DecodingMainloop {
                                  unsigned phase) {
     Products<kRows> products;
     int const records = records_of<Config>(params, work);
-    constexpr int kSumsOfHalf = kRows / halves_of(kRows) / 2;
+    constexpr int kSumsOfPart = kRows / parts_of(kRows) / 2;
     auto const sum = [&](int strip, int i) {
-      return products[strip][i / kSumsOfHalf](i % kSumsOfHalf);
+      return products[strip][i / kSumsOfPart](i % kSumsOfPart);
     };
     if constexpr (Config::kHasEpilogueWarps) {
       multiply<kRows>(params, records, shared, stage, consumer, products, [] {});
@@ -138,7 +139,7 @@ class DecodingMainloop {
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;
     using Layout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{},
-                                          Shape<Int<kRows / halves_of(kRows)>, Int<kSide>>{}));
+                                          Shape<Int<kRows / parts_of(kRows)>, Int<kSide>>{}));
     auto const tile =
         make_tensor(make_smem_ptr(reinterpret_cast<Element*>(shared.rows[0][0])), Layout{});
     auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
@@ -148,7 +149,7 @@ class DecodingMainloop {
   template <int kStep, int kRows, class Rows>
   __device__ static __forceinline__ void issue(typename Config::Of const& record, Rows const& rows,
                                                Fragment& a,
-                                               Product<kRows> (&products)[halves_of(kRows)],
+                                               Product<kRows> (&products)[parts_of(kRows)],
                                                bool accumulates) {
     using namespace cute;
     record.template decode<kStep>(a);
@@ -157,10 +158,12 @@ class DecodingMainloop {
     warpgroup_arrive();
     Mma<kRows> mma;
     mma.accumulate_ = accumulates ? GMMA::ScaleOut::One : GMMA::ScaleOut::Zero;
+    constexpr int kParts = parts_of(kRows), kRowsOfPart = kRows / kParts;
+    static_assert(kRowsOfPart % 8 == 0, "parts are whole swizzle atoms");
 #pragma unroll
-    for (int half = 0; half < halves_of(kRows); ++half) {
-      auto const of_half = sm90::advance(rows, half * kRows / 2 * kRowBytes);
-      gemm(mma, registers, of_half(_, _, kStep), products[half]);
+    for (int part = 0; part < kParts; ++part) {
+      auto const of_part = sm90::advance(rows, part * kRowsOfPart * kRowBytes);
+      gemm(mma, registers, of_part(_, _, kStep), products[part]);
     }
   }
 
@@ -198,7 +201,7 @@ class DecodingMainloop {
       shared.full[stage.stage].wait(stage.phase);
       // A fence is needed if threads have written the rows, because WGMMA reads them through the
       // async proxy.
-      if constexpr (!Config::kHasRowBoxes) sm90::fence_async_proxy();
+      if constexpr (!Config::kOnlyRowBoxes) sm90::fence_async_proxy();
       auto const read = [&](int record) {
         auto const of_strip = [&](int strip) {
           int const at = consumer * kOwnStrips + strip;
@@ -309,12 +312,12 @@ struct DecodingRoles {
   __device__ static void bring(Params const& params, Shared& shared, int rank, int warp) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       if constexpr (Config::kMayHaveRowBoxes) {
-        if (Config::kHasRowBoxes || params.has_row_boxes) {
+        if (Config::kOnlyRowBoxes || params.has_row_boxes) {
           if (warp == 0) load_row_boxes<Config>(params, shared, work, stage, rank);
           return;
         }
       }
-      if constexpr (!Config::kHasRowBoxes) {
+      if constexpr (!Config::kOnlyRowBoxes) {
         load_rows<Config>(params, shared, work, stage, nullptr);
       }
     });

@@ -21,8 +21,8 @@ cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
   // With fewer rows a group, TMA takes longer, probably because boxes of rows queue behind copies
   // of records.
   params.has_row_boxes =
-      Config::kHasRowBoxes || (Config::kMayHaveRowBoxes && a.product.rows == nullptr &&
-                               groups.rows >= int64_t(Config::kTileM) * groups.groups);
+      Config::kOnlyRowBoxes || (Config::kMayHaveRowBoxes && a.product.rows == nullptr &&
+                                groups.rows >= int64_t(Config::kTileM) * groups.groups);
   if (params.has_row_boxes) {
     auto const x = sm90::view<typename Config::Element>(a.product.x);
     cudaError_t const status =

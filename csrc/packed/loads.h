@@ -28,9 +28,9 @@ struct StageConfig {
   static constexpr int kRecords = kRecords_;  // of a strip, in a stage
   static constexpr int kStrips = kStrips_;
   static constexpr bool kWholeVectors = kWholeVectors_;  // whether rows of x are whole vectors
-  // The CTAs of a cluster are neighbours along N, and TMA loads the rows that they share.
+  // The CTAs of a cluster are neighbours along N and share rows, which only TMA can load for both.
   static constexpr int kCluster = kCluster_;
-  static constexpr bool kHasRowBoxes = kCluster > 1;
+  static constexpr bool kOnlyRowBoxes = kCluster > 1;
   // Schedules count steps of this many records. A step has 128 elements of K, so no group of int4
   // crosses the boundary of a step.
   static constexpr int kStepRecords = 2;
@@ -46,8 +46,8 @@ struct StageConfig {
   static constexpr bool kHasZeros = kFormat == Format::kInt4Zeros;
   static constexpr int kGroupBytes = kHasZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
   static_assert(kValueBytes % 16 == 0 && kGroupBytes % 16 == 0, "bulk copies are of 16 bytes");
-  static constexpr int kRowsBytes = kTileM * kRowBytes;      // of a record's part of K
-  static constexpr int kTokens = kHasRowBoxes ? 1 : kTileM;  // that load_rows() finds
+  static constexpr int kRowsBytes = kTileM * kRowBytes;       // of a record's part of K
+  static constexpr int kTokens = kOnlyRowBoxes ? 1 : kTileM;  // that load_rows() finds
   static constexpr int kStageBytes = kStrips * (kValueBytes + kGroupBytes) + kRecords * kRowsBytes;
 };
 
@@ -266,8 +266,9 @@ __device__ void load_rows(Params const& params, Shared& shared, WorkTile const& 
 constexpr int kBoxRows = 64;  // of `Params::row_boxes`
 
 // Loads the rows of a tile by TMA, in place of load_rows(), if they are consecutive rows of x. The
-// last box also loads rows of the next groups, or zeros past the end of x. These only reach rows of
-// the result that are not stored. One warp calls this.
+// CTAs of a cluster load boxes in turn, and each CTA waits for the bytes of all boxes. The last box
+// also loads rows of the next groups, or zeros past the end of x. These only reach rows of the
+// result that are not stored. One warp calls this.
 template <class Config, class Shared>
 __device__ void load_row_boxes(Params const& params, Shared& shared, WorkTile const& work,
                                sm90::StageIterator<Config::kStages>& stage, int rank) {

@@ -71,8 +71,8 @@ struct Arguments {
   int group_size;  // int4: 32, 64 or 128 elements along K share a scale
   Matrices gate;
   Matrices up;  // `values` are null if there is no up
-  // Of decoded_dot(): kManyRows, kFewRows with has_tiles_of_few_rows(), or kTallRows with
-  // has_tall_tiles() if there is an up and product.rows is null.
+  // decoded_dot() takes kManyRows in any case, kFewRows if has_tiles_of_few_rows(), and kTallRows
+  // if has_tall_tiles(), there is an up, and product.rows is null.
   int tile_m;
   // Receives the partial sums of streamed_dot().
   void* workspace;
@@ -83,11 +83,11 @@ struct Arguments {
 // announcement.
 constexpr int64_t kPartialBytes = 16 * 128 * sizeof(float) + sizeof(uint32_t);
 
-// Computes a product for groups of up to 16 rows. Reads matrices as fast as memory delivers them.
-// Takes any k and n.
+// Computes a product in tiles of 16 rows, for few rows a group. Reads matrices as fast as memory
+// delivers them. Takes any k and n.
 cudaError_t streamed_dot(Arguments const& arguments, cudaStream_t stream);
 
-// Computes a product for groups of more than 16 rows. k has to be a multiple of 8.
+// Computes a product for more rows a group (quantized/plan.py). k has to be a multiple of 8.
 cudaError_t decoded_dot(Arguments const& arguments, cudaStream_t stream);
 
 // Unpacks matrices to out [matrices, k, n] of bfloat16.

@@ -79,8 +79,9 @@ class SegmentCursor {
   }
 
   // Finds the first segment that owns `unit` or the unit `second` of the second kind, and sets
-  // `is_second` to whether it owns only the latter. Returns false past the last units of both
-  // kinds. Neither number must be less than in earlier calls.
+  // `is_second` to whether it owns only the latter. `first_unit` is then of the second kind.
+  // Returns false past the last units of both kinds. Neither number must be less than in earlier
+  // calls.
   JGG_HOST_DEVICE bool seek(int unit, int second, Segment& segment, bool& is_second) {
     auto const lane_of = [](int unit, int before, Int const& ends) {
       int const target = unit - before;

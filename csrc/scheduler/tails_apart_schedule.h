@@ -1,4 +1,4 @@
-// The tiles of the noncontracting product if whole tiles and tails are assigned separately.
+// Assigns the whole tiles and the tails of the noncontracting product to clusters separately.
 #pragma once
 
 #include "scheduler/ragged_schedule.h"
@@ -14,17 +14,15 @@ namespace jgg {
 // A cluster computes its whole tiles of a group and then its tails of this group, so that all
 // clusters read the same matrices at about the same time. Tiles of unowned rows count as tails. The
 // CTAs of a cluster take neighbours along N and share the lhs tile. If the number of tiles along N
-// is odd, one CTA has a tile past the last column.
+// is no multiple of kCluster, a row of tiles ends with a tile past the last column.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster = 1>
 class TailsApartSchedule {
  public:
   JGG_HOST_DEVICE TailsApartSchedule(GroupSizes const& groups, int n, int k, int cluster,
                                      int clusters)
-      : cursor_(groups,
-                {ceil_div(n, kTileN * kCluster), groups.local_groups, groups.zeroes_unowned}),
-        n_units_(ceil_div(n, kTileN * kCluster)),
+      : units_{ceil_div(n, kTileN * kCluster), groups.local_groups, groups.zeroes_unowned},
+        cursor_(groups, units_),
         k_tiles_(ceil_div(k, kTileK)),
-        local_groups_(groups.local_groups),
         next_whole_(cluster),
         next_tail_(clusters - 1 - cluster),
         clusters_(clusters) {}
@@ -34,16 +32,17 @@ class TailsApartSchedule {
     Segment segment;
     bool is_tail;
     if (!cursor_.seek(next_whole_, next_tail_, segment, is_tail)) return false;
-    bool const owned = is_local(segment.local_group, local_groups_);
-    int const whole = owned ? whole_tiles(segment.extent) : 0;
+    bool const owned = is_local(segment.local_group, units_.local_groups);
+    int const whole = units_.whole(segment.local_group, segment.extent), along_n = units_.along_n;
     TileCoordinate at;
     if (is_tail) {
       int const unit = next_tail_ - segment.first_unit;
-      at = {whole + unit / n_units_, unit % n_units_ * kCluster + rank,
+      at = {whole + unit / along_n, unit % along_n * kCluster + rank,
             kCluster > 1 ? Share::kLhs : Share::kNothing};
       next_tail_ += clusters_;
     } else {
-      at = Grid(whole, n_units_ * kCluster).at(next_whole_ - segment.first_unit, rank);
+      Raster<kCluster, (kCluster > 1)> const raster(whole, along_n * kCluster);
+      at = raster.at(next_whole_ - segment.first_unit, rank);
       next_whole_ += clusters_;
     }
     work = {segment.batch, segment.local_group, segment.begin,        segment.extent, 0,
@@ -52,35 +51,29 @@ class TailsApartSchedule {
   }
 
  private:
-  using Grid = Raster<kCluster, (kCluster > 1)>;
-  static constexpr int kMostTailRows = kTileM / 4 * 3;
-
-  // Returns how many tiles of a group are whole.
-  JGG_HOST_DEVICE static int whole_tiles(int rows) {
-    return (rows + kTileM - 1 - kMostTailRows) / kTileM;
-  }
-
-  // Whole tiles, and tails as the second kind.
+  // Counts units of whole tiles, and units of tails as the cursor's second kind.
   struct Units {
-    int n_units;
+    int along_n;
     int local_groups;
     bool zeroes_unowned;
 
+    // Returns how many tiles along M of a group are whole.
+    JGG_HOST_DEVICE int whole(int group, int rows) const {
+      constexpr int kMostTailRows = kTileM / 4 * 3;
+      return is_local(group, local_groups) ? (rows + kTileM - 1 - kMostTailRows) / kTileM : 0;
+    }
     JGG_HOST_DEVICE int operator()(int group, int begin, int end) const {
-      return is_local(group, local_groups) ? whole_tiles(end - begin) * n_units : 0;
+      return whole(group, end - begin) * along_n;
     }
     JGG_HOST_DEVICE int second(int group, int begin, int end) const {
-      bool const owned = is_local(group, local_groups);
-      if (!owned && !zeroes_unowned) return 0;
-      int const whole = owned ? whole_tiles(end - begin) : 0;
-      return (ceil_div(end - begin, kTileM) - whole) * n_units;
+      if (!zeroes_unowned && !is_local(group, local_groups)) return 0;
+      return (ceil_div(end - begin, kTileM) - whole(group, end - begin)) * along_n;
     }
   };
 
+  Units units_;
   SegmentCursor<Warp, Units> cursor_;
-  int n_units_;
   int k_tiles_;
-  int local_groups_;
   int next_whole_;  // the numbers of this cluster's next units
   int next_tail_;
   int clusters_;

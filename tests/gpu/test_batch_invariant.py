@@ -156,17 +156,20 @@ def test_layers_in_fp8(name, counts, rng):
 
 
 @pytest.mark.parametrize(
-    "format, counts",
+    "name, format, counts",
     [
-        ("mxfp4", COUNTS),
-        ("int4", (1, 129, 1024)),
-        ("int8", (1, 1024)),
-        ("fp8", (1, 1024)),
-        ("fp8_128x128", (1, 1024)),
+        ("qwen3", "mxfp4", COUNTS),
+        ("qwen3", "int4", (1, 129, 1024)),
+        ("qwen3", "int8", (1, 1024)),
+        ("qwen3", "fp8", (1, 1024)),
+        ("qwen3", "fp8_128x128", (1, 1024)),
+        # With 8192 tokens, gate and up have tall tiles.
+        ("gptoss", "mxfp4", (1, 1024, 8192)),
+        ("gptoss", "fp8_128x128", (1, 1024, 8192)),
     ],
 )
-def test_layers_of_packed_weights(format, counts, rng):
-    of_tokens, matrices = operands(rng, "qwen3")
+def test_layers_of_packed_weights(name, format, counts, rng):
+    of_tokens, matrices = operands(rng, name)
     packed = jax.jit(lambda every: [jgg.quantize(w, format) for w in every])(matrices)
     check_layer(rng, invariant(packed, gradient=False), of_tokens, counts)
 

@@ -281,6 +281,36 @@ def test_hidden_layers(format, schedule, mean, activation, has_up, rng):
 
 
 @pytest.mark.parametrize("format", [format for format, *_ in TALL])
+def test_tall_tiles(format, rng):
+    """Groups have a few rows more or less than instances, and may be on another device."""
+    bounds = [edge + more for edge in range(0, 257, 32) for more in (-1, 0, 1)][1:]
+    for n in (2049, 2056, 2112, 2176):
+        few = [int(size) for size in rng.choice(bounds, 3)]
+        sizes = [*few[:2], 4 * 800 - sum(few) - 30, few[2]]
+        k, offset, m = 8 * int(rng.integers(1, 75)), int(rng.integers(0, 3)), 4 * 800
+        local = int(rng.integers(1, 5 - offset))
+        q, up = (packed(rng, (local, k, n), format, {}) for _ in range(2))
+        tokens = jnp.asarray(rng.standard_normal((500, k)) / np.sqrt(k), BF16)
+        rows = rng.integers(0, 500, m)
+        product = partial(
+            jgg.gated_ragged_dot,
+            group_sizes=jnp.asarray(sizes, jnp.int32),
+            rows=jnp.asarray(rows, jnp.int32),
+            group_offset=offset,
+        )
+        (plan,) = jgg.explain(product, tokens, q, up).plans
+        assert is_planned(plan, "tall", format)
+        got = jax.jit(product)(tokens, q, up)
+        x, ends = np.asarray(tokens, np.float64)[rows], np.cumsum([0, *sizes])
+        owned = slice(ends[offset], ends[offset + local])
+        for group in range(local):
+            here = slice(*ends[offset + group : offset + group + 2])
+            want = mlp.hidden_layer(x[here], exact(q)[group], exact(up)[group], None, None, "silu")
+            check_close(got[here], *want)
+        assert not np.delete(np.asarray(got, np.float32), owned, axis=0).any()
+
+
+@pytest.mark.parametrize("format", [format for format, *_ in TALL])
 def test_nan_stays_in_its_row_of_tall_tiles(format, rng):
     """Boxes of the first group also load rows of the second."""
     sizes, k = [70, 1500], 72
@@ -289,6 +319,8 @@ def test_nan_stays_in_its_row_of_tall_tiles(format, rng):
     x, at = clean.copy(), [70, 72, 77, 500]
     x[at] = np.nan
     run = jax.jit(partial(jgg.gated_ragged_dot, group_sizes=jnp.asarray(sizes)))
+    (plan,) = jgg.explain(run, jnp.asarray(x, BF16), q, up).plans
+    assert is_planned(plan, "tall", format)
     got, expected = (np.asarray(run(jnp.asarray(a, BF16), q, up), np.float32) for a in (x, clean))
     assert np.isnan(got[at]).all()
     others = np.delete(np.arange(len(x)), at)
@@ -305,10 +337,10 @@ def test_nan_stays_in_its_row_of_tall_tiles(format, rng):
 )
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_layers(format, options, schedule, mean, activation, rng):
-    """Layers read tokens in place, and have biases of any type and activations of each form."""
+    """Layers read tokens, and have biases of any type and activations of each form."""
     embed, hidden, experts, top_k = 264, 200, 5, 2
     if schedule == "tall":
-        embed, hidden, experts = 72, TALL_COLUMNS, 2
+        embed, hidden = 72, TALL_COLUMNS
     tokens = mean * experts // top_k
     shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
     matrices = [packed(rng, shape, format, options) for shape in shapes]

@@ -94,7 +94,10 @@ def test_tall_tiles(format):
         (768 * 8, 2040, "decoded_128x256"),
         (2048 * 8, 2048, tall),
     ):
-        assert of_experts(32, 2880, hidden, 4, format, tokens) == [kernel, "decoded_128x256"]
+        assert of_experts(32, 4096, hidden, 4, format, tokens) == [kernel, "decoded_128x256"]
+    (plan,) = product(768 * EXPERTS, format=format)
+    has_tall = tall == "decoded_256x128"
+    assert (f"{tall} (only gate and up have tall tiles)" in str(plan)) == has_tall
 
 
 def of_experts(experts, embed, hidden, top_k, format, tokens):
@@ -160,8 +163,7 @@ def test_a_layer():
 
 
 def test_tall_tiles_read_copies_of_rows():
-    up = packed(EXPERTS, EMBED, 2048)
-    down = packed(EXPERTS, 2048, EMBED)
+    up, down = packed(EXPERTS, EMBED, 2048), packed(EXPERTS, 2048, EMBED)
 
     def run(x, logits, *weights):
         return moe.dropless_mlp(x, moe.route(logits, 2), *weights)

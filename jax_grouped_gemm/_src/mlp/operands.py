@@ -198,11 +198,11 @@ class MlpOperands:
     @property
     def packed_products(self) -> list[PackedProblem]:
         """The problems of products by quantised matrices: gate and up as one, and down."""
-        quantized, groups = self.experts.quantized, self.groups.sizes.shape[0]
-        dtypes = dtypes_of(self)
+        quantized, sizes = self.experts.quantized, (self.num_rows, self.groups.sizes.shape[0])
+        dtypes, is_bound = dtypes_of(self), self.rows.count is not None
         products = dict(wi_0=len(self.experts.projections), wo=1)
         return [
-            PackedProblem.of(dtypes, quantized[name], dtypes, self.num_rows, groups, count)
+            PackedProblem.of(dtypes, quantized[name], dtypes, *sizes, count, is_bound)
             for name, count in products.items()
             if name in quantized
         ]

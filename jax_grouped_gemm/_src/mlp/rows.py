@@ -19,7 +19,7 @@ def on_rows(rows: Rows) -> jax.Array:
 
 
 def copies(rows: Rows) -> jax.Array:
-    """Computes `on_rows` by a kernel even without `inverse`, for quantised tokens or scales."""
+    """Computes `on_rows` by a kernel even without `inverse`, for rows without derivatives."""
     return moves.gather_rows(rows.x, *_pairs(rows), divisor=1, implementation=None)
 
 

@@ -48,6 +48,7 @@ class PackedProblem:
       rows: number of rows, m.
       groups: number of global groups, G.
       products: 2 for gate and up of equal shapes, 1 otherwise.
+      is_bound: whether there may be far fewer rows than `rows`.
     """
 
     lhs: str
@@ -59,6 +60,7 @@ class PackedProblem:
     rows: Any
     groups: Any
     products: int = 1
+    is_bound: bool = False
 
     op = "packed_ragged_dot"
 
@@ -111,7 +113,8 @@ SMALL_TILE_FORMATS = "mxfp4", "int4", "int8", "fp8"
 """Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows."""
 
 # Count thread blocks on an H200, because programs are traced before their device is known.
-_SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
+_SMALL_BLOCKS = call.SMALL_TILE_BLOCKS
+_SMALL_TILE_PLACES = Target().multiprocessors * _SMALL_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
@@ -129,18 +132,24 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
     return problem.rows >= problem.groups if is_short else problem.rows > 4 * problem.groups
 
 
-def _is_slow_tall(problem: PackedProblem) -> bool:
-    """Returns whether rows are not worth gathering for tall tiles, which only gate and up have."""
+def _is_tall_slower(problem: PackedProblem) -> bool:
+    """Returns whether smaller tiles, for which no rows are gathered before, are faster."""
     is_wide = problem.products * problem.shape[2] >= 4096
-    return problem.products == 1 or problem.rows < 768 * problem.groups or not is_wide
+    return problem.rows < 768 * problem.groups or problem.is_bound or not is_wide
+
+
+def _refuses(problem: PackedProblem) -> str:
+    k = problem.shape[1]
+    return f"k={k} must be a multiple of 8" * (k % 8 > 0)
 
 
 _decoding = functools.partial(
     PackedKernel,
     schedule="decoded",
-    refuses=lambda x: f"k={x.shape[1]} must be a multiple of 8" * (x.shape[1] % 8 > 0),
+    refuses=_refuses,
     in_order=always,  # tiles of all heights sum in the same order
 )
+_SMALL_TILE = TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1)
 _LARGE_TILE = TileConfig(call.LARGE_TILE_ROWS, DECODED_COLUMNS, cluster=1)
 TALL_TILE = TileConfig(call.TALL_TILE_ROWS, DECODED_COLUMNS // 2, cluster=2)
 """The tile whose kernels do not read rows of tokens in place."""
@@ -153,13 +162,14 @@ PACKED_KERNELS = (
         most_rows=8,
         unless=_is_fast_decoded,
     ),
+    _decoding(tile=_SMALL_TILE, blocks=_SMALL_BLOCKS, rhs=SMALL_TILE_FORMATS, most_rows=24),
     _decoding(
-        tile=TileConfig(call.SMALL_TILE_ROWS, DECODED_COLUMNS, cluster=1),
-        blocks=call.SMALL_TILE_BLOCKS,
-        rhs=SMALL_TILE_FORMATS,
-        most_rows=24,
+        tile=TALL_TILE,
+        rhs=("mxfp4", "fp8_128x128"),
+        refuses=lambda x: _refuses(x) or "only gate and up have tall tiles" * (x.products == 1),
+        most_rows=2048,
+        unless=_is_tall_slower,
     ),
-    _decoding(tile=TALL_TILE, rhs=("mxfp4", "fp8_128x128"), most_rows=2048, unless=_is_slow_tall),
     _decoding(tile=_LARGE_TILE, rhs=call.FORMATS, most_rows=2048),
 )
 """The kernels for packed matrices. If none pays for a problem, matrices are dequantised."""
@@ -192,11 +202,10 @@ def dequantized_reason(
     """
     if implementation == "xla":
         return AS_ASKED
-    leaves = jax.tree.leaves(operands)
     formats = (format_reason(PACKED_KERNELS, product) for product in products)
     if reason := next(filter(None, formats), algorithm_reason(precision)):
         return reason
-    if reason := sizes_reason("weights that are quantised", leaves, implementation):
+    if reason := sizes_reason("quantised weights", jax.tree.leaves(operands), implementation):
         return reason
     for product in products:
         if 0 in (product.rows, *product.shape):

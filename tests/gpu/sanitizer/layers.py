@@ -86,14 +86,17 @@ def packed_weights(rng: np.random.Generator) -> int:
             launches += 1
         launches += 1
     # Gate and up in tiles of 256 rows, two thread blocks in a cluster.
-    sizes, x = [70, 1500], jnp.asarray(rng.standard_normal((1570, 72)), jnp.bfloat16)
+    sizes, x = [70, 1500], jnp.asarray(rng.standard_normal((1600, 72)), jnp.bfloat16)
     for format in ("mxfp4", "fp8_128x128"):
         gate, up = (
             jgg.quantize(jnp.asarray(rng.standard_normal((2, 72, 2056)), jnp.float32), format)
             for _ in range(2)
         )
         hidden = jgg.gated_ragged_dot(x, gate, up, jnp.asarray(sizes, jnp.int32))
-        assert np.isfinite(np.asarray(hidden, np.float32)).all()
+        (plan,) = jgg.explain(jgg.gated_ragged_dot, x, gate, up, jnp.asarray(sizes)).plans
+        assert plan.kernel.name == "decoded_256x128"
+        hidden = np.asarray(hidden, np.float32)
+        assert np.isfinite(hidden).all() and hidden[:1570].any() and not hidden[1570:].any()
         launches += 1
     return launches
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import MlpOperands
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
-from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.mlp.rows import copies
 from jax_grouped_gemm._src.quantized import call
 
 
@@ -25,7 +25,7 @@ def mlp(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
     indices, options = given.groups.indices, dict(zeroes_unowned=params["zeroes_unowned"])
     x, rows = given.rows.x, given.rows.rows
     if of_mlp.gather == "before":
-        x, rows = on_rows(given.rows), None
+        x, rows = copies(given.rows), None
     optional = dict(rows=rows, b0=experts.b0, b1=experts.b1, weights=weights)
     hidden = call.dot(
         of_hidden,
