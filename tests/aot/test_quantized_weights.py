@@ -61,6 +61,32 @@ def test_kernels_of_a_layer_of_packed_weights(h200, name, tokens, experts, kerne
     assert program.temporary_bytes < 2.5e6 + 8 * tokens * (K + N)
 
 
+@FORMATS
+def test_rows_of_tall_tiles_are_gathered_by_a_kernel(h200, name):
+    """Layers know the rows of each token, and this product knows only the token of each row."""
+    struct, tokens, n = jax.ShapeDtypeStruct, 384 * G, 2048
+    x, logits = struct((tokens, K), jnp.bfloat16), struct((tokens, G), jnp.float32)
+    rows, sizes = struct((2 * tokens,), jnp.int32), struct((G,), jnp.int32)
+    has_tall_tiles = name in ("mxfp4", "fp8_128x128")
+
+    def packed(*shape):
+        return jax.eval_shape(lambda w: jgg.quantize(w, name), struct(shape, jnp.bfloat16))
+
+    def layer(x, logits, wi, wo):
+        return moe.dropless_mlp(x, moe.route(logits, 2), wi, wi, wo)
+
+    def product(x, wi, sizes, rows):
+        return jgg.gated_ragged_dot(x, wi, wi, sizes, rows=rows)
+
+    wi, wo = packed(G, K, n), packed(G, n, K)
+    of_layer = h200.compile(layer, x, logits, wi, wo).kernels
+    assert of_layer.pop("dispatch_rows", 0) == has_tall_tiles
+    assert of_layer == dict(sort_by_expert=1, decoded_packed_dot=2, combine_rows=1)
+    of_product = h200.compile(product, x, wi, sizes, rows).kernels
+    assert of_product.pop("gather_rows", 0) == has_tall_tiles
+    assert of_product == dict(decoded_packed_dot=1)
+
+
 def test_rows_and_weights_in_fp8_are_two_kernels(h200):
     x = jax.ShapeDtypeStruct((M, K), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((G, N, K), jnp.bfloat16)
