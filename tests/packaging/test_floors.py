@@ -73,7 +73,7 @@ def test_the_map_has_every_shared_file_and_folder():
 PLANNING = {"choice", "device", "explain", "fallback", "fp64", "plan", "prediction", "problem"}
 PLANNING |= {"schedule", "sizes", "split_in_kernel", "tile_choices", "tiles", "whole"}
 """Names of the modules that describe problems, choose kernels, predict times and explain plans."""
-MOST_LINES_OF_PLANNING, MOST_OF_CODE = 5768, 3681
+MOST_LINES_OF_PLANNING, MOST_OF_CODE = 5765, 3676
 
 
 def lines_of_code(text: str) -> set[int]:

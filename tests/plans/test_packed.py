@@ -11,6 +11,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows
 from jax_grouped_gemm._src.plan import TileConfig
 from jax_grouped_gemm._src.quantized import plan
 from jax_grouped_gemm._src.quantized.format import register
@@ -98,6 +99,21 @@ def test_tall_tiles(format):
     (plan,) = product(768 * EXPERTS, format=format)
     has_tall = tall == "decoded_256x128"
     assert (f"{tall} (only gate and up have tall tiles)" in str(plan)) == has_tall
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_tall_tiles_need_more_than_a_bound_of_rows(is_bound):
+    """Rows with a count may be far fewer than the buffer has."""
+    m, hidden = 768 * EXPERTS, 2048
+    up, down = packed(EXPERTS, EMBED, hidden), packed(EXPERTS, hidden, EMBED)
+    indices = partial(array, dtype=jnp.int32)
+    count = indices(1) if is_bound else None
+    rows = Rows(array(m // 2, EMBED), indices(m), indices(m // 2, 2), count)
+    experts = ExpertWeights(wi_0=up, wi_1=up, wo=down)
+    operands = MlpOperands(rows, experts, None, Groups(SIZES, None))
+    found = [plan.packed_kernel(each, None).name for each in operands.packed_products]
+    of_up = "decoded_128x256" if is_bound else "decoded_256x128"
+    assert found == [of_up, "decoded_128x256"]
 
 
 def of_experts(experts, embed, hidden, top_k, format, tokens):

@@ -79,13 +79,8 @@ class PackedProblem:
         count, k, n = self.shape
         visited = min(count, self.rows)
         moved = self.products * self.packed_bytes * visited / count + 2 * self.rows * (k + n)
-        return predict(
-            np.dtype(self.lhs),
-            multiply_adds=self.products * self.rows * k * n,
-            utilization=1.0,
-            num_bytes=moved,
-            target=target,
-        )
+        work = dict(multiply_adds=self.products * self.rows * k * n, num_bytes=moved)
+        return predict(np.dtype(self.lhs), utilization=1.0, target=target, **work)
 
     def __str__(self) -> str:
         rows = f"lhs {self.lhs}[{self.rows}, {self.shape[1]}]"
@@ -113,8 +108,7 @@ SMALL_TILE_FORMATS = "mxfp4", "int4", "int8", "fp8"
 """Formats whose kernels have tiles of `call.SMALL_TILE_ROWS` rows."""
 
 # Count thread blocks on an H200, because programs are traced before their device is known.
-_SMALL_BLOCKS = call.SMALL_TILE_BLOCKS
-_SMALL_TILE_PLACES = Target().multiprocessors * _SMALL_BLOCKS
+_SMALL_TILE_PLACES = Target().multiprocessors * call.SMALL_TILE_BLOCKS
 
 
 def _is_fast_decoded(problem: PackedProblem) -> bool:
@@ -133,14 +127,13 @@ def _is_fast_decoded(problem: PackedProblem) -> bool:
 
 
 def _is_tall_slower(problem: PackedProblem) -> bool:
-    """Returns whether smaller tiles, for which no rows are gathered before, are faster."""
+    """Returns whether large tiles are faster than tall tiles, whose rows are gathered before."""
     is_wide = problem.products * problem.shape[2] >= 4096
     return problem.rows < 768 * problem.groups or problem.is_bound or not is_wide
 
 
 def _refuses(problem: PackedProblem) -> str:
-    k = problem.shape[1]
-    return f"k={k} must be a multiple of 8" * (k % 8 > 0)
+    return f"k={problem.shape[1]} must be a multiple of 8" * (problem.shape[1] % 8 > 0)
 
 
 _decoding = functools.partial(
@@ -162,7 +155,9 @@ PACKED_KERNELS = (
         most_rows=8,
         unless=_is_fast_decoded,
     ),
-    _decoding(tile=_SMALL_TILE, blocks=_SMALL_BLOCKS, rhs=SMALL_TILE_FORMATS, most_rows=24),
+    _decoding(
+        tile=_SMALL_TILE, blocks=call.SMALL_TILE_BLOCKS, rhs=SMALL_TILE_FORMATS, most_rows=24
+    ),
     _decoding(
         tile=TALL_TILE,
         rhs=("mxfp4", "fp8_128x128"),
